@@ -30,8 +30,7 @@ c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -
 # Long forms: make test SUITE=NAME.
 suites := whole chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures
 .PHONY: help build demo demo-hosts core test check docs site lint format sanitize fuzz wheel dist clean \
-        bench bench-quick bench-api bench-verbs bench-networks bench-trees bench-asynchronous bench-split bench-sharded \
-        bench-tables bench-training
+        bench bench-quick
 .PHONY: $(suites:%=suite-%) suite-all sanitize-address sanitize-thread
 
 help:
@@ -43,20 +42,11 @@ help:
 	@echo 'make test SUITE=  a long form of one subject: $(suites); CONTRIBUTING.md'
 	@echo 'make lint         formatters, linters, type checker'
 	@echo 'make format       rewrite sources as make lint wants them'
-	@echo 'make bench        all of it and the rivals, half an hour; BENCH_FLAGS=--quick'
+	@echo "make bench        all benchmarks and rivals, half an hour; ONLY='tensorflow trees', BENCH_FLAGS=--quick, RIVAL_PYTHON="
 	@echo 'make bench-quick  the Python API, and steps of TensorFlow against gRPC; some minutes'
-	@echo 'make bench-api    the former alone'
-	@echo 'make bench-networks  tcp against iperf3 and bare sockets, over loopback and veth'
-	@echo 'make bench-trees  all-reduce along spanning trees, rings and direct exchange over emulated links; as root'
-	@echo 'make bench-asynchronous  training with one slow process, synchronous and not, and with RIVAL_PYTHON=; pulling against memcpy'
-	@echo 'make bench-training  what communication adds to steps of Keras, torch and JAX: RIVAL_PYTHON=, which has these'
-	@echo 'make bench-split  a model whose dense layers are cut over 8 processes: memory, and steps over emulated links'
-	@echo 'make bench-sharded  a sharded optimizer over emulated links, against what bounds a step'
-	@echo 'make bench-tables  tables of embeddings, by the ways of parallelize() and as programs do it today'
-	@echo 'make bench-verbs  verbs against perftest, UCX and NIXL, in the SoftRoCE lab without RDMA'
 	@echo 'make sanitize     C tests and the transport suite with sanitizers: SANITIZER=address|thread'
 	@echo 'make fuzz         what comes from outside, made up: FUZZ_SECONDS=600 for each harness'
-	@echo 'make docs         write the generated pages docs/configuration.md and docs/api.md'
+	@echo 'make docs         write the generated pages docs/configuration.md, docs/api.md and docs/benchmarks.md'
 	@echo 'make site         the documentation as a site, in build/site'
 	@echo 'make wheel        a wheel for this TensorFlow and others, in dist/; docs/packages.md'
 	@echo 'make dist         the same from a source archive, which is left in dist/ too'
@@ -242,6 +232,7 @@ lint: $(VENV)/.packages $(VENV)/.site
 	  --ignore-missing-imports bench examples tests
 	@$(BIN)/python .ci/rooms.py
 	@$(BIN)/python .ci/api.py
+	@$(BIN)/python bench/page.py --check
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 	@$(MAKE) -s site
 
@@ -250,31 +241,13 @@ format: $(VENV)/.packages
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(c_files)
 
-# Tables, and build/bench/results.html; rivals that are missing are named, with how to get them.
+# Tables, and build/bench/results.json; rivals that are missing are named, with how to get them.
 RIVAL_PYTHON ?= $(BIN)/python
-bench: build $(VENV)/.packages
-	@$(BIN)/pytest -q bench/test_micro.py --benchmark-max-time=0.3 --benchmark-sort=name \
-	  --benchmark-columns=min,median,iqr,rounds
-	@$(BIN)/python bench/run.py --rival-python $(RIVAL_PYTHON) $(BENCH_FLAGS)
+bench: $(tests)
+	@$(BIN)/python bench/run.py $(ONLY) --rival-python $(RIVAL_PYTHON) $(BENCH_FLAGS)
 
-bench-api: build $(VENV)/.packages
-	@$(BIN)/python -m rdmatensor bench local --quick
-
-bench-quick: bench-api
-	@$(BIN)/python bench/bench_tensorflow.py --quick
-
-bench-networks: $(tests)
-	@$(BIN)/python bench/bench_networks.py
-
-# Mostly asleep: about a quarter of an hour.
-bench-asynchronous: $(tests)
-	@$(BIN)/python bench/bench_asynchronous.py --rival-python $(RIVAL_PYTHON)
-
-bench-trees: $(tests)
-	@$(BIN)/python bench/bench_trees.py --rival-python $(RIVAL_PYTHON)
-
-bench-training: build $(VENV)/.packages
-	@$(BIN)/python bench/bench_training.py --rival-python $(RIVAL_PYTHON)
+bench-quick: build $(VENV)/.packages
+	@$(BIN)/python bench/run.py api tensorflow --quick $(BENCH_FLAGS)
 
 KERAS_VERSIONS ?= 3.12 3.13 3.14
 suite-keras: $(KERAS_VERSIONS:%=$(CURDIR)/build/keras-%/keras) $(tests)
@@ -284,21 +257,6 @@ suite-keras: $(KERAS_VERSIONS:%=$(CURDIR)/build/keras-%/keras) $(tests)
 
 $(CURDIR)/build/keras-%/keras: | $(VENV)/.tools
 	@$(PIP) --no-deps --no-compile --target $(@D) 'keras~=$*.0'
-
-# Mostly asleep: about six minutes.
-bench-sharded: $(tests)
-	@$(BIN)/python bench/bench_sharded.py
-
-bench-split: $(tests)
-	@$(BIN)/python bench/bench_split.py
-
-bench-tables: $(tests)
-	@$(BIN)/python bench/bench_tables.py
-	@$(BIN)/python bench/bench_tables.py --gbps 10
-	@$(BIN)/python bench/bench_tables.py --grid
-
-bench-verbs: $(tests)
-	@$(BIN)/python bench/bench_verbs.py
 
 # Wheels have a plugin for the TensorFlow of .venv, and one for each of these minor versions.
 OTHER_TENSORFLOWS ?= 2.20 2.22
@@ -338,6 +296,7 @@ docs: build $(VENV)/.site
 	$(BIN)/python -c 'from rdmatensor import config; print(config.page(), end="")' \
 	  > $(CURDIR)/docs/configuration.md
 	$(BIN)/python .ci/api.py --write
+	$(BIN)/python bench/page.py
 
 # What does not resolve is an error. The theme would recommend its successor each time.
 site: $(VENV)/.site

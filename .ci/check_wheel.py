@@ -24,7 +24,7 @@ def wanted(info: dict[str, str]) -> Iterator[str]:
     yield from ("rdmatensor/librdmatensor.so.0", "rdmatensor/_ffi.abi3.so", "rdmatensor/_ffi.pyi")
     yield from ("rdmatensor/py.typed", "graph_analyzer/py.typed", "graph_analyzer/read/ops.def")
     yield from ("rdmatensor/softroce/guest/init", "graph_analyzer/report/page.html.j2")
-    yield from ("graph_analyzer/parallel/page.html.j2", "rdmatensor/bench/report.html.j2")
+    yield from ("graph_analyzer/parallel/page.html.j2",)
     versions = [text for text in info["tensorflow"].split(", ") if text]
     for minor in ("_".join(text.split(".")[:2]) for text in versions):
         yield from (PLUGIN.format(minor, kind) for kind in ("so", "layout"))

@@ -7,9 +7,7 @@ stay free, and processes do not disturb each other.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from typing import Any
 
@@ -17,6 +15,7 @@ import numpy as np
 
 import rdmatensor.train as rt
 from asynchronous_model import BATCH, Network
+from line import serve
 from rdmatensor import DeadlineExceeded, Device, Group, Store
 from rdmatensor.errors import ConnectionRefused
 from rdmatensor.train.run.rejoin import Place
@@ -107,8 +106,7 @@ def _all(reached: Store) -> bool:
 
 def main() -> None:
     run = Run()
-    for line in sys.stdin:
-        print(json.dumps(train(run, **json.loads(line)[run.rank])), flush=True)
+    serve({"train": lambda pads, **order: train(run, pad=pads[run.rank], **order)})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of bench_asynchronous.py that trains the same network on the same data with torch or hivemind.
 
-    RANK=.. WORLD_SIZE=.. MASTER_PORT=.. python asynchronous_rival.py
-
-For each line with an order it trains, and prints the seconds until its model reached the target.
 It needs no package of rdmatensor. The padding lies before the backward pass, as if forward took long.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -26,6 +22,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from asynchronous_model import BATCH, Network
+from line import leave, serve
 
 PATIENCE = 100.0
 PERIOD = 4
@@ -172,19 +169,17 @@ def train(way: str, seed: int, rate: float, target: float, pad: float, limit: fl
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print lines of their own
     torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}",
-        rank=int(os.environ["RANK"]),
+        rank=rank,
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=PATIENCE),
     )
-    for line in sys.stdin:
-        found = train(**json.loads(line)[dist.get_rank()])
-        print(json.dumps(found), file=answers, flush=True)
+    serve({"train": lambda pads, **order: train(pad=pads[rank], **order)})
+    leave()
 
 
 if __name__ == "__main__":

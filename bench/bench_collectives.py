@@ -1,31 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collective operations of MultiWorkerMirroredStrategy, grpc+rdma against gRPC, and of rdmatensor.train.
 
-A cluster of each protocol is alive at the same time, and they take turns. docs/benchmarks.md explains the
-method.
+A cluster of each protocol is alive at the same time, and they take turns. --with-veth has two workers, over
+tcp between two network namespaces, whose links --rate limits, in words of tc.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-import click
-from rich.console import Console
+from harness import KB, MB, Bench, main
+from networks import LOOPBACK, Network, may_make_veth, veth
+from team import PATIENCE_S, Team
+from tf_measure import GRPC, LOCAL, Cluster, Result, Row, Way, compare
 
-from networks import LOOPBACK, Network, missing_veth, veth
-from options import benchmark, json_option, only_option, quick_option
-from paths import STOCK
-from rdmatensor.bench.record import Result as Recorded
-from team import Team
-from tf_measure import GRPC, LOCAL, Cluster, Result, Way, measure
-from tf_report import Row, step_table
-
-KIB, MIB = 1 << 10, 1 << 20
 # The training step has a square matrix of float32: 17 MB of gradients.
 HIDDEN = 2048
 # The same without a strategy: the operations of rdmatensor.train, which programs of Keras 3 use.
@@ -46,9 +36,16 @@ class Case:
     name: str
     nbytes: int
     count: int
-    target: float
+    target: float | None
     steps: int
     block: int
+
+    path: str = "static"
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step reduces."""
+        return self.nbytes * max(1, self.count)
 
     @property
     def build(self) -> dict[str, Any]:
@@ -59,11 +56,11 @@ class Case:
 
 
 CASES = (
-    Case("all-reduce 4 KiB", 4 * KIB, 1, 1.2, 800, 40),
-    Case("all-reduce 256 KiB", 256 * KIB, 1, 1.5, 800, 40),
-    Case("all-reduce 4 MiB", 4 * MIB, 1, 5, 300, 15),
-    Case("all-reduce 64 MiB", 64 * MIB, 1, 18, 60, 3),
-    Case("50 all-reduces of 4 KiB", 4 * KIB, 50, 3, 100, 5),
+    Case("all-reduce 4 KiB", 4 * KB, 1, 1.2, 800, 40),
+    Case("all-reduce 256 KiB", 256 * KB, 1, 1.5, 800, 40),
+    Case("all-reduce 4 MiB", 4 * MB, 1, 5, 300, 15),
+    Case("all-reduce 64 MiB", 64 * MB, 1, 18, 60, 3),
+    Case("50 all-reduces of 4 KiB", 4 * KB, 50, 3, 100, 5),
     Case("training, 17 MB of gradients", 4 * HIDDEN * HIDDEN, 0, 3, 100, 5),
 )
 
@@ -71,19 +68,18 @@ CASES = (
 class Workers(Cluster):
     """Workers that do everything together. The first one's answer counts."""
 
-    def ask(self, command: str, *arguments: Any, **fields: Any) -> dict[str, Any]:
+    def ask(self, command: str, patience: float = PATIENCE_S, **fields: Any) -> Any:
         """The first worker's answer to a command that goes to all of them."""
-        return self.ask_all(command, *arguments, **fields)[0]
+        return self.ask_all(command, patience, **fields)[0]
 
 
 class CollectiveRow(Row):
     """A row whose tensors travel in collective operations, which the counters of paths do not include."""
 
-    def faults(self) -> list[str]:
+    def faults(self) -> Iterator[str]:
         """As in Row. With more than two workers the order of additions differs, and so may the losses."""
-        faults = super().faults()
         two = len(self.results[-1].timed.tasks) == 2
-        return [fault for fault in faults if two or not fault.endswith("the losses differ")]
+        return (fault for fault in super().faults() if two or fault != "the losses differ")
 
     def faults_of(self, result: Result) -> Iterator[str]:
         """Operations that TensorFlow did itself, and bytes that went over gRPC."""
@@ -94,98 +90,35 @@ class CollectiveRow(Row):
             if not sum(kind["operations"] for kind in collectives["operations"].values()):
                 yield "rdmatensor did no operation"
 
-    def route(self, result: Result) -> str:
-        """The algorithms that the plugin chose: "flat 40, ring 3"."""
-        if result.way.protocol == STOCK or result.way.name == TRAIN.name:
-            return ""
-        counts: Counter[str] = Counter()
-        for group in result.timed.tasks[0]["collectives"]["groups"]:
-            for name, use in group["algorithms"].items():
-                counts[name] += use["operations"]
-        return ", ".join(f"{name} {count}" for name, count in counts.items())
 
-
-def run(
-    console: Console,
-    logs: Path,
-    workers: int,
-    names: tuple[str, ...],
-    factor: int,
-    network: Network,
-) -> tuple[list[Recorded], list[str]]:
-    """Measure the named cases, print a table, and return the results and the faults."""
-    rows = []
-    ways = WAYS if network is LOOPBACK else (GRPC, TRAIN.over_tcp(), PLANNED.over_tcp(), LOCAL)
-    with console.status(f"{workers} workers") as status, Team(logs) as team:
-        jobs = ("worker",) * workers
-        clusters = [
-            Workers(
-                team,
-                way,
-                jobs,
-                "tf_train_task" if way.name == TRAIN.name else "tf_collective_task",
-                network,
-            )
-            for way in ways
-        ]
+def with_workers(bench: Bench, count: int, network: Network) -> None:
+    local = network is LOOPBACK
+    ways = WAYS if local else (GRPC, TRAIN.over_tcp(), PLANNED.over_tcp(), LOCAL)
+    suite = f"collectives of TensorFlow, {count} workers"
+    suite += "" if local else f", tcp over {network.name}"
+    with Team() as team:
+        clusters = []
+        for way in ways:
+            program = "tf_train_task" if way.name == TRAIN.name else "tf_collective_task"
+            clusters.append(Workers(team, way, ("worker",) * count, program, network))
         for cluster in clusters:
             cluster.wait()
-        for case in CASES:
-            if case.name in names:
-                status.update(f"{workers} workers, {case.name}")
-                results = measure(clusters, case.build, case.steps * factor // FULL, case.block)
-                target = case.target if workers == 2 and network is LOOPBACK else None
-                nbytes = case.nbytes * max(1, case.count)
-                rows.append(CollectiveRow.of(case.name, nbytes, target, results))
-    console.print(step_table(rows, f"Time of one step, {workers} workers"))
-    suite = f"collectives of TensorFlow, {workers} workers"
-    if network is not LOOPBACK:
-        suite += f", tcp over {network.name}"
-    recorded = [each for row in rows for each in row.records(suite)]
-    return recorded, [fault for row in rows for fault in row.faults()]
+        for case in bench.wanted(CASES):
+            wanted = replace(case, target=case.target if count == 2 and local else None)
+            row = compare(clusters, wanted, 1 / FULL if bench.quick else 1, CollectiveRow)
+            row.record(bench, suite)
 
 
-@click.command()
-@quick_option(f"Make 1/{FULL} of the steps.")
-@only_option([case.name for case in CASES])
-@click.option("--workers", multiple=True, type=int, default=(2, 4), show_default=True)
-@click.option(
-    "--veth",
-    "with_veth",
-    is_flag=True,
-    help="Two workers, over tcp between two namespaces; as root.",
-)
-@click.option("--rate", default="", help="Limit them, in words of tc, such as 1gbit.")
-@json_option
-def main(
-    quick: bool,
-    only: tuple[str, ...],
-    workers: tuple[int, ...],
-    with_veth: bool,
-    rate: str,
-    json_file: Path | None,
+def measure(
+    bench: Bench, workers: tuple[int, ...] = (2, 4), with_veth: bool = False, rate: str = ""
 ) -> None:
-    """Measure collective operations over grpc+rdma against stock gRPC, in turns, on this machine.
-
-    The exit status is 1 if a task fails, a value is wrong, or an operation takes another path than it should.
-    A missed target is shown in red but does not fail the run.
-    """
-    if rate and not with_veth:
-        raise click.UsageError("--rate needs --veth")
-    names = only or tuple(case.name for case in CASES)
-    title = "Collectives of TensorFlow"
-    with benchmark(title, 190, quick, json_file) as (console, whole, logs), ExitStack() as stack:
-        network = LOOPBACK
-        if with_veth:
-            if missing := missing_veth():
-                whole.missing.append(missing)
-                return
-            network, workers = stack.enter_context(veth(rate)), (2,)
+    if not with_veth:
         for count in workers:
-            results, faults = run(console, logs, count, names, 1 if quick else FULL, network)
-            whole.results += results
-            whole.faults += faults
+            with_workers(bench, count, LOOPBACK)
+    elif may_make_veth(bench):
+        with veth(rate) as network:
+            with_workers(bench, 2, network)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

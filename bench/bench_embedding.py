@@ -9,14 +9,11 @@ tensors of unknown size travel in both directions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import click
-
-from options import benchmark, json_option, quick_option
+from harness import Bench, main
 from team import Team
-from tf_measure import GRPC, LOCAL, Trio, Way, measure
-from tf_report import Row, step_table
+from tf_measure import GRPC, LOCAL, Cluster, Way, compare
 
 WAYS = (GRPC, Way("grpc+rdma", planned=True), LOCAL)
 _ROW_BYTES = 64 * 4
@@ -36,6 +33,12 @@ class Case:
     target: float | None = None
     steps: int = 60
     block: int = 10
+    path: str = ""
+
+    @property
+    def build(self) -> dict[str, Any]:
+        """The command that builds the step."""
+        return {"command": "train", "tables": self.tables, "ids": self.ids}
 
     @property
     def step_bytes(self) -> int:
@@ -51,30 +54,15 @@ CASES = (
 )
 
 
-@click.command()
-@quick_option(f"Make 1/{FULL} of the steps.")
-@json_option
-def main(quick: bool, json_file: Path | None) -> None:
-    """Measure steps of training with embeddings over grpc+rdma against stock gRPC, in turns.
-
-    The exit status is 1 if a task fails, the losses differ, or a tensor takes another path than it should. A
-    missed target is shown in red but does not fail the run.
-    """
-    rows = []
-    with benchmark("Embeddings", 180, quick, json_file) as (console, run, logs):
-        with console.status("measuring"), Team(logs) as team:
-            clusters = [Trio(team, way, "tf_embedding_task") for way in WAYS]
-            for cluster in clusters:
-                cluster.wait()
-            for case in CASES:
-                build = {"command": "train", "tables": case.tables, "ids": case.ids}
-                steps = case.steps * (1 if quick else FULL)
-                results = measure(clusters, build, steps, case.block)
-                rows.append(Row.of(case.name, case.step_bytes, case.target, results, path=""))
-        console.print(step_table(rows))
-        run.results = [each for row in rows for each in row.records("embeddings")]
-        run.faults = [fault for row in rows for fault in row.faults()]
+def measure(bench: Bench) -> None:
+    with Team() as team:
+        jobs = ("ps", "worker", "chief")
+        clusters = [Cluster(team, way, jobs, "tf_embedding_task") for way in WAYS]
+        for cluster in clusters:
+            cluster.wait()
+        for case in bench.wanted(CASES):
+            compare(clusters, case, 1 if bench.quick else FULL).record(bench, "embeddings")
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -11,25 +11,20 @@ whichever is longer. Both are measured in the same run. The column "computed" is
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import click
 import numpy as np
 
 import sharded_member
 from graph_analyzer.parallel import balance, layers, timeline
 from graph_analyzer.report.cost import Network
-from members import Members, ask, await_ready, started
-from options import console, deliver, json_option, quick_option
+from harness import Bench, main
 from rdmatensor import Unsupported
-from rdmatensor.bench import record
 from rdmatensor.topology import Link, Member, Topology
 from rdmatensor.topology.emulate import emulated
+from team import Failed, Members, Team
 
-MEMBER = Path(__file__).with_name("sharded_member.py")
 COMPUTE = 0.6
 # How long the communication of a step takes, in units of the computation.
 WIRES = (0.25, 0.5, 1.0, 4.0)
@@ -62,40 +57,34 @@ def _star(members: int, rate: float) -> Topology:
 def _linked(members: int, rate: float) -> Iterator[Members]:
     """Processes with a link each, of so many bytes per second in each direction."""
     settings = {"RDMATENSOR_TRANSPORTS": "tcp", "RDMATENSOR_INSECURE": "1"}
-    with emulated(_star(members, rate)) as emulation:
+    with emulated(_star(members, rate)) as emulation, Team() as team:
 
         def place(rank: int) -> list[str]:
             own = f"RDMATENSOR_BIND_ADDRESS={emulation.addresses[rank]}"
             return emulation.command(rank, "env", own)
 
         settings["MASTER_ADDR"] = emulation.addresses[0]
-        with started(MEMBER, members, settings, place=place) as processes:
-            await_ready(processes)
-            yield processes
+        yield team.members("sharded_member", members, settings, place=place)
 
 
-def _ask(processes: Members, **order: Any) -> list[dict[str, Any]]:
-    return ask(processes, order)
-
-
-def _slowest(answers: list[dict[str, Any]]) -> list[float]:
-    return [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
-
-
-def steps(members: int, wire: float, count: int) -> list[record.Result]:
+def steps(bench: Bench, members: int, wire: float, count: int) -> None:
     rate = _rate(members, wire)
     with _linked(members, rate) as processes:
+        ask = partial(processes.ask, "train", 600.0, steps=count)
         answers = {
-            "computation": _ask(processes, way="alone", compute=COMPUTE, steps=count),
-            "communication": _ask(processes, way="sharded", compute=0, steps=count),
-            "sharded": _ask(processes, way="sharded", compute=COMPUTE, steps=count),
-            "ahead": _ask(processes, way="ahead", compute=COMPUTE, steps=count),
-            "all-reduce": _ask(processes, way="all-reduce", compute=COMPUTE, steps=count),
+            "computation": ask(way="alone", compute=COMPUTE),
+            "communication": ask(way="sharded", compute=0),
+            "sharded": ask(way="sharded", compute=COMPUTE),
+            "ahead": ask(way="ahead", compute=COMPUTE),
+            "all-reduce": ask(way="all-reduce", compute=COMPUTE),
         }
     sums = {each["sum"] for way in ("sharded", "ahead", "all-reduce") for each in answers[way]}
     if max(sums) - min(sums) > 1e-3 * abs(max(sums)):
-        raise click.ClickException(f"the ways end with other weights: {sums}")
-    times = {way: _slowest(each) for way, each in answers.items()}
+        raise Failed(f"the ways end with other weights: {sums}")
+    times = {
+        way: [max(each) for each in zip(*(answer["seconds"] for answer in several), strict=True)]
+        for way, several in answers.items()
+    }
     # A step ends before its weights are there, so only steps together tell what one takes.
     times["ahead"] = [float(np.mean(times["ahead"]))]
     bound = max(np.median(times["computation"]), np.median(times["communication"]))
@@ -105,53 +94,33 @@ def steps(members: int, wire: float, count: int) -> list[record.Result]:
     pace = timeline.by_speed(every, 3 * sum(each.flops for each in every) / COMPUTE)
     shares = balance.all_data(_layers(), members, members)
     times[PREDICTED] = [timeline.step_seconds(shares, pace, members, members, network, False)]
-    return [
-        record.Result(
-            f"{members} processes, emulated links of {rate / 1e6:.3g} MB/s",
-            f"step, communication {wire:g} x",
-            way,
-            record.SECONDS,
-            samples,
-            parameters={"compute_s": COMPUTE, "rate": rate},
-            rival=BOUND if way == "ahead" else "",
-            target=1 / 1.1 if way == "ahead" else None,
-        )
-        for way, samples in times.items()
-    ]
+    suite = f"{members} processes, emulated links of {rate / 1e6:.3g} MB/s"
+    for way, samples in times.items():
+        rival = (BOUND, 1 / 1.1) if way == "ahead" else ("", None)
+        case = f"step, communication {wire:g} x"
+        bench.add(suite, case, way, samples, rival=rival, compute_s=COMPUTE, rate=rate)
 
 
-def memory(members: int) -> list[record.Result]:
+def memory(bench: Bench, members: int) -> None:
     """What training adds to the memory of a process: variables, state, and what operations keep."""
-    found = []
     for way in ("sharded", "all-reduce"):
-        with started(MEMBER, members) as processes:
-            await_ready(processes)
-            answers = _ask(processes, way=way, compute=0, steps=2, less=LESS_IN_MEMORY)
+        with Team() as team:
+            processes = team.members("sharded_member", members)
+            answers = processes.ask("train", way=way, compute=0, steps=2, less=LESS_IN_MEMORY)
         for what in ("state", "resident"):
             values = [float(each[what]) for each in answers]
-            found.append(record.Result(f"{members} processes", f"{what} memory", way, "B", values))
-    return found
+            bench.add(f"{members} processes", f"{what} memory", way, values, "B")
 
 
-@click.command(help=__doc__)
-@click.option("--members", "sizes", multiple=True, type=int, help="Repeatable; 2, 4 and 8.")
-@quick_option("Two processes, few steps.")
-@json_option
-def main(sizes: tuple[int, ...], quick: bool, json_file: Path | None) -> None:
-    run = record.Run("Sharded optimizer", record.Environment.here(transport="tcp"), quick)
-    began = time.monotonic()
-    with console().status("measuring"):
-        for members in sizes or ((2,) if quick else (2, 4, 8)):
-            run.results += memory(members)
-            try:
-                for wire in WIRES:
-                    run.results += steps(members, wire, 3 if quick else 5)
-            except Unsupported as error:
-                case = f"{members} processes"
-                run.missing.append(record.Missing(case, str(error), "run it as root"))
-    run.finish(time.monotonic() - began)
-    deliver(run, json_file)
+def measure(bench: Bench, members: tuple[int, ...] = (2, 4, 8)) -> None:
+    for size in members[:1] if bench.quick else members:
+        memory(bench, size)
+        try:
+            for wire in WIRES:
+                steps(bench, size, wire, 3 if bench.quick else 5)
+        except Unsupported as error:
+            bench.missing(f"{size} processes", str(error), "run it as root")
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, transport="tcp")

@@ -8,40 +8,27 @@ lab: its absolute numbers say little, but the ratios show what the transport add
 from __future__ import annotations
 
 import shutil
-import signal
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import click
-
+import bench_rivals
 import rdmatensor
 import rivals
-from options import deliver, json_option, program_option
-from programs import (
-    Failed,
-    await_listener,
-    build_micro,
-    first_device,
-    first_line,
-    free_port,
-    in_lab,
-    run,
-    started,
-)
-from rdmatensor.bench import record, report
-from rdmatensor.bench.turns import in_turns
+from harness import Bench, Way, main
+from programs import await_listener, build_micro, first_device, first_line, run, started
+from record import BYTES_PER_SECOND, SECONDS, Run
+from team import Failed, free_port
 
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 BYTES_PER_RUN = 32 << 20  # of a bandwidth test
 TURNS_PER_RUN = 1000  # of a latency test
 PATIENCE = 120.0
-PYTHON_PATIENCE = 300.0
-OURS, PERFTEST, UCX, NIXL = "rdmatensor", "perftest", "UCX", "NIXL"
+OURS, PERFTEST, UCX = "rdmatensor", "perftest", "UCX"
 # The tests of ucx_perftest for bandwidth and for latency. They use UCX's transports directly, because the
 # layer above connects with datagrams, which time out on SoftRoCE.
 UCX_TESTS = {"write": ("put_bw", "put_lat"), "read": ("get", "get")}
@@ -82,9 +69,6 @@ def cases() -> Iterator[Case]:
         for nbytes in SIZES:
             yield Case(f"{kind} bandwidth", f"{kind}_bw", f"ib_{kind}_bw", bandwidth, nbytes)
         yield Case(f"{kind} latency", f"{kind}_lat", f"ib_{kind}_lat", latency, 8, True, 1 / 1.5)
-
-
-# ---- programs --------------------------------------------------------------------------------------
 
 
 def measure_ours(program: Path, address: str, case: Case) -> float:
@@ -129,126 +113,72 @@ def measure_ucx(case: Case, device: str, gid_index: int) -> float:
     return figures.seconds if case.latency else figures.bytes_per_second
 
 
-# ---- measurement -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Bench:
-    """Measures on one device, with the program `micro` and the rivals."""
-
-    program: Path
-    device: str
-    gid_index: int
-    rivals: list[str]
-
-    def measure(self, turns: int) -> Iterator[record.Result]:
-        with started([self.program, "serve", max(SIZES)], ENVIRONMENT) as serving:
-            address = first_line(serving)
-            for case in cases():
-                yield from self._results(case, address, turns)
-
-    def _results(self, case: Case, address: str, turns: int) -> Iterator[record.Result]:
-        ways = {
-            OURS: lambda: [measure_ours(self.program, address, case)],
-            PERFTEST: lambda: [measure_perftest(case, self.device, self.gid_index)],
-            UCX: lambda: [measure_ucx(case, self.device, self.gid_index)],
-        }
-        present = {way: call for way, call in ways.items() if way == OURS or way in self.rivals}
-        for way, samples in in_turns(present, turns).items():
-            compared = way == OURS and PERFTEST in present
-            yield record.Result(
-                f"verbs on {self.device}",
-                case.name,
-                way,
-                record.SECONDS if case.latency else record.BYTES_PER_SECOND,
-                samples.all,
-                case.nbytes,
-                samples.turns,
-                {"depth": case.depth, "iterations": case.iterations},
-                rival=PERFTEST if compared else "",
-                target=case.target if compared else None,
-            )
-
-
-def missing_perftest() -> record.Missing | None:
-    if shutil.which("ib_write_bw"):
-        return None
-    return record.Missing(PERFTEST, "there is no ib_write_bw", "apt install perftest")
-
-
-def missing_ucx(device: str, gid_index: int) -> record.Missing | None:
-    """The rival as missing, unless UCX moves bytes over the device."""
-    if absent := rivals.missing_ucx():
-        return absent
+def works(bench: Bench, device: str, gid_index: int) -> bool:
+    """Whether UCX moves bytes over the device; if not, it is recorded as missing."""
+    if not rivals.has_ucx(bench):
+        return False
     try:
         for case in cases():
             if case.latency:
                 measure_ucx(case, device, gid_index)
     except Failed as failure:
         why = f"it does not work over {device}: {rivals.reason(failure.message)}"
-        return record.Missing(UCX, why, "`ucx_info -d` lists what it can use")
-    return None
+        bench.missing(UCX, why, "`ucx_info -d` lists what it can use")
+        return False
+    return True
 
 
-def in_python(device: str, gid_index: int) -> record.Run | record.Missing:
-    """Measure writes from Python, with rdmatensor and NIXL. NIXL may exit, so another process does it."""
-    script = Path(__file__).with_name("bench_rivals.py")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "python.json")
-        words = [sys.executable, script, "--verbs", device, "--gid-index", gid_index]
-        done = run([*words, "--quick", "--json", file], patience=PYTHON_PATIENCE)
-        if file.exists():
-            return record.Run.read(file)
-    ended = done.status != -signal.SIGKILL
-    reason = (
-        rivals.reason(done.output) if ended else f"it did not end within {PYTHON_PATIENCE:.0f} s"
-    )
-    why = f"it does not work over {device}: {reason}"
-    return record.Missing(NIXL, why, f"see bench/bench_rivals.py --verbs {device}")
-
-
-def measure(program: Path, device: str, gid_index: int, turns: int, python: bool) -> record.Run:
-    """Measure all cases, with the rivals that are installed and work."""
+def on_device(bench: Bench, program: Path, device: str, gid_index: int, turns: int) -> None:
+    """All cases, with the rivals that are installed and work."""
     with rdmatensor.Device() as own:
         text = own.transports["verbs"].text
-    whole = record.Run("Verbs", record.Environment.here(transport="verbs", device=text))
-    absent = {PERFTEST: missing_perftest(), UCX: missing_ucx(device, gid_index)}
-    whole.missing = [each for each in absent.values() if each]
-    bench = Bench(program, device, gid_index, [name for name, each in absent.items() if not each])
-    began = time.monotonic()
-    for result in bench.measure(turns):
-        whole.results.append(result)
-        amount = report.value(result.spread.median, result.unit)
-        print(f"  {result.case} {result.nbytes}, {result.way}: {amount}", file=sys.stderr)
-    if python:
-        found = in_python(device, gid_index)
-        if isinstance(found, record.Missing):
-            whole.missing.append(found)
-        else:
-            whole = record.merged(whole.title, [whole, found])
-    whole.finish(time.monotonic() - began)
-    return whole
+    bench.run.environment = replace(bench.run.environment, device=text)
+    perftest, ucx = bool(shutil.which("ib_write_bw")), works(bench, device, gid_index)
+    if not perftest:
+        bench.missing(PERFTEST, "there is no ib_write_bw", "apt install perftest")
+    with started([program, "serve", max(SIZES)], ENVIRONMENT) as serving:
+        address = first_line(serving)
+        for case in cases():
+            ways: dict[str, Way] = {OURS: lambda c=case: [measure_ours(program, address, c)]}
+            if perftest:
+                ways[PERFTEST] = lambda c=case: [measure_perftest(c, device, gid_index)]
+            if ucx:
+                ways[UCX] = lambda c=case: [measure_ucx(c, device, gid_index)]
+            bench.compare(
+                *(f"verbs on {device}", case.name, ways, turns),
+                rivals={OURS: (PERFTEST, case.target)},
+                unit=SECONDS if case.latency else BYTES_PER_SECOND,
+                nbytes=case.nbytes,
+                depth=case.depth,
+                iterations=case.iterations,
+            )
 
 
-@click.command(help=__doc__)
-@click.option("--turns", default=5, show_default=True, help="Run each test so many times.")
-@click.option("--gid-index", default=1, show_default=True, help="The GID index of the rivals.")
-@program_option
-@click.option("--python/--no-python", default=True, help="Measure writes from Python, too.")
-@json_option
-def main(
-    turns: int, gid_index: int, program: Path | None, python: bool, json_file: Path | None
-) -> None:
+def in_lab(bench: Bench, program: Path, gid_index: int, turns: int, shared: Path) -> None:
+    """Run this program in the SoftRoCE lab, which can write into the folder `shared`, and take its record."""
+    result = shared / "result.json"
+    lab = [sys.executable, "-m", "rdmatensor.softroce", "run", "--shared", str(shared), "--"]
+    words = [__file__, "--program", program, "--turns", turns, "--gid-index", gid_index]
+    inside = [sys.executable, *words, "--json", result, *(["--quick"] if bench.quick else [])]
+    if subprocess.run([*lab, *map(str, inside)]).returncode:
+        bench.run.faults.append("the run in the lab failed")
+    if result.exists():
+        found = Run.read(result)
+        bench.run.results, bench.run.missing = found.results, found.missing
+        bench.run.environment, faults = found.environment, found.faults
+        bench.run.faults += faults
+
+
+def measure(bench: Bench, program: str = "", gid_index: int = 1, turns: int = 5) -> None:
     device = first_device()
     with tempfile.TemporaryDirectory() as folder:
-        program = program or build_micro(Path(folder) / "build")
+        built = Path(program) if program else build_micro(Path(folder) / "build")
         if device is None:
-            words = [__file__, "--program", program, "--turns", turns, "--gid-index", gid_index]
-            words.append("--python" if python else "--no-python")
-            sys.exit(in_lab(words, json_file, Path(folder)))
-        result = measure(program, device, gid_index, turns, python)
-    deliver(result, json_file)
+            in_lab(bench, built, gid_index, turns, Path(folder))
+            return
+        on_device(bench, built, device, gid_index, turns)
+    bench_rivals.measure(replace(bench, quick=True), verbs=device, gid_index=gid_index)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure, transport="verbs")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data that converge.py trains on, which scikit-learn ships. This module does not import TensorFlow."""
+"""The data that benchmarks train on, which scikit-learn ships. This module does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -60,25 +60,6 @@ class Digits(Data):
 
     def examples(self, numbers: Ints) -> tuple[Floats, Ints]:
         return self._images[numbers], self._labels[numbers]
-
-
-class Characters(Data):
-    """Pieces of the text with `length` characters each. The labels are the characters that follow."""
-
-    length = 24
-
-    def __init__(self) -> None:
-        letters = text()
-        alphabet = sorted(set(letters))
-        self.classes = len(alphabet)
-        number = {letter: index for index, letter in enumerate(alphabet)}
-        self._text = np.array([number[letter] for letter in letters], np.int32)
-        # Pieces do not overlap, so that training does not see the held-out text.
-        super().__init__((len(self._text) - 1) // self.length)
-
-    def examples(self, numbers: Ints) -> tuple[Ints, Ints]:
-        at = np.asarray(numbers)[:, None] * self.length + np.arange(self.length)
-        return self._text[at], self._text[at + 1]
 
 
 class Words(Data):

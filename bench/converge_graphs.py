@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that converge.py trains: a parameter server has the variables, and workers compute on batches.
+"""The models of bench_converge.py: a parameter server has the variables, and workers compute on batches.
 
 Each step makes one update: gradients of all workers are averaged in the order of the workers. So the result
 depends neither on the speed of a worker nor on the transport.
@@ -13,12 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from converge_data import Characters, Data, Digits, Words
-from tf_graphs import CONSUMER, OWNER, Workload, reads_of, task
+from converge_data import Data, Digits, Words
+from tf_graphs import CONSUMER, OWNER, Workload, cross_entropy, initial, reads_of, task
 
 v1 = tf.compat.v1
 
-_SEED = 7
 _MOMENTUM = 0.9
 
 
@@ -62,7 +61,7 @@ class Learner(Workload):
             variables = [
                 v1.get_variable(
                     f"p{index}",
-                    initializer=_initial(shape, index),
+                    initializer=initial(shape, index),
                     use_resource=True,
                 )
                 for index, shape in enumerate(self.shapes())
@@ -130,7 +129,7 @@ class Learner(Workload):
         return [float(loss) for loss in losses]
 
     def check(self, fetched: Any) -> None:
-        """Do nothing, because converge.py compares the losses with those of another protocol."""
+        """Do nothing, because bench_converge.py compares the losses with those of another protocol."""
 
     def learn(self, steps: int) -> dict[str, Any]:
         """Seconds and mean losses of `steps` steps, and the loss on held-out data after them."""
@@ -144,22 +143,6 @@ class Learner(Workload):
         feeds = {self._feeds[0][0]: inputs, self._feeds[0][1]: labels}
         held_out = float(self.session.run(self._losses[0], feeds))
         return {"seconds": seconds, "losses": losses, "held_out": held_out}
-
-
-def _initial(shape: tuple[int, ...], index: int) -> tf.Tensor:
-    """Zeros for biases; otherwise normal values whose variance preserves that of the activations."""
-    if len(shape) == 1:
-        return tf.zeros(shape)
-    inputs = 1
-    for extent in shape[:-1]:
-        inputs *= extent
-    return tf.random.stateless_normal(shape, seed=[_SEED, index], stddev=inputs**-0.5)
-
-
-def _cross_entropy(scores: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
-    )
 
 
 class DigitsNetwork(Learner):
@@ -183,38 +166,7 @@ class DigitsNetwork(Learner):
         there = tf.nn.relu(tf.nn.conv2d(inputs, k0, 1, "SAME") + b0)
         there = tf.nn.relu(tf.nn.conv2d(there, k1, 1, "SAME") + b1)
         there = tf.reshape(there, [self.batch, -1])
-        return _cross_entropy(tf.matmul(tf.nn.relu(tf.matmul(there, w0) + c0), w1) + c1, labels)
-
-
-class CharacterNetwork(Learner):
-    """An unrolled LSTM that predicts the next character: 6 MB of variables."""
-
-    name, rate, batch, target = "character LSTM", 0.5, 16, 2.4
-    _units = 512
-
-    def load(self) -> Data:
-        return Characters()
-
-    def shapes(self) -> list[tuple[int, ...]]:
-        assert isinstance(self.data, Characters)
-        letters, units = self.data.classes, self._units
-        return [
-            *((letters, 4 * units), (units, 4 * units), (4 * units,)),
-            *((units, letters), (letters,)),
-        ]
-
-    def loss(self, values: list[tf.Tensor], inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        (of_input, of_state, bias, w, b) = values
-        state = cell = tf.zeros([self.batch, self._units])
-        scores = []
-        for at in range(Characters.length):
-            seen = tf.matmul(tf.one_hot(inputs[:, at], self.data.classes), of_input)
-            gates = tf.split(seen + tf.matmul(state, of_state) + bias, 4, axis=1)
-            take, keep, give = (tf.sigmoid(gate) for gate in gates[:3])
-            cell = keep * cell + take * tf.tanh(gates[3])
-            state = give * tf.tanh(cell)
-            scores.append(tf.matmul(state, w) + b)
-        return _cross_entropy(tf.stack(scores, axis=1), labels)
+        return cross_entropy(tf.matmul(tf.nn.relu(tf.matmul(there, w0) + c0), w1) + c1, labels)
 
 
 class WordNetwork(Learner):
@@ -234,7 +186,7 @@ class WordNetwork(Learner):
             with tf.device(OWNER):
                 size = (self.data.classes, self._width)
                 self._table = v1.get_variable(
-                    "table", initializer=_initial(size, 99), use_resource=True
+                    "table", initializer=initial(size, 99), use_resource=True
                 )
         with tf.device(OWNER):
             return tf.raw_ops.ResourceGather(
@@ -254,9 +206,9 @@ class WordNetwork(Learner):
 
     def loss(self, values: list[tf.Tensor], inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         (w, b) = values
-        return _cross_entropy(tf.matmul(tf.reduce_mean(inputs, axis=1), w) + b, labels)
+        return cross_entropy(tf.matmul(tf.reduce_mean(inputs, axis=1), w) + b, labels)
 
 
 LEARNERS: dict[str, type[Learner]] = {
-    learner.name: learner for learner in (DigitsNetwork, CharacterNetwork, WordNetwork)
+    learner.name: learner for learner in (DigitsNetwork, WordNetwork)
 }

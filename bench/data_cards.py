@@ -66,10 +66,7 @@ def sets() -> Iterator[tuple[str, Array, Array]]:
     for name in ("moons", "circles", "classes", "wide"):
         each = svm.case(name)
         yield name, each.data, each.labels
-    for name, kind in (
-        ("descriptions, pieces", converge_data.Characters),
-        ("descriptions, words", converge_data.Words),
-    ):
+    for name, kind in (("descriptions, words", converge_data.Words),):
         pieces: Any = kind()
         yield name, *pieces.examples(np.arange(len(pieces._test) + len(pieces._train)))
     yield "patterns", *multi_worker_keras.pictures(2000)
@@ -86,11 +83,15 @@ def splits() -> Iterator[tuple[str, str, tuple[Array, Array], tuple[Array, Array
     yield "digits", "`make demo`", *train.digits()
     for name, kind in (
         ("digits", converge_data.Digits),
-        ("descriptions, pieces", converge_data.Characters),
         ("descriptions, words", converge_data.Words),
     ):
         held: Any = kind()
-        yield name, "`bench/converge.py`", held.examples(held._train), held.examples(held._test)
+        yield (
+            name,
+            "`bench/bench_converge.py`",
+            held.examples(held._train),
+            held.examples(held._test),
+        )
     problem = Problem()
     yield (
         "digits",

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of bench_group.py, which runs the all-reduces of one library on request.
-
-Between requests it is blocked on its connection, so that the other libraries have the machine.
-"""
+"""One process of bench_group.py and bench_trees.py, which runs the all-reduces of one library on request."""
 
 from __future__ import annotations
 
@@ -10,11 +7,12 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Client
 from time import perf_counter, process_time
 from typing import Any, Protocol
 
 import numpy as np
+
+from line import serve
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 Call = Callable[[], object]
@@ -39,7 +37,7 @@ class OpenMpi:
 
     offer = ""
 
-    def __init__(self, rank: int, size: int, line: str) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -63,12 +61,12 @@ class OpenMpi:
 class Gloo:
     """torch.distributed on CPUs, whose all_reduce only works in place."""
 
-    def __init__(self, rank: int, size: int, line: str) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         import torch.distributed
 
         self._torch = torch
         self.rank, self._size = rank, size
-        self.offer = f"file://{line}.meeting"
+        self.offer = f"file://{os.environ['BENCH_ADDRESS']}meeting"
 
     def join(self, offer: str) -> None:
         self._torch.distributed.init_process_group(
@@ -90,7 +88,7 @@ class Ours:
     A case may name an algorithm. The links are in the file BENCH_TOPOLOGY, if that is set.
     """
 
-    def __init__(self, rank: int, size: int, line: str) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         import rdmatensor
 
         self._rdmatensor = rdmatensor
@@ -122,7 +120,7 @@ class Ours:
         self._device.close()
 
 
-LIBRARIES: dict[str, Callable[[int, int, str], Library]] = {
+LIBRARIES: dict[str, Callable[[int, int], Library]] = {
     "rdmatensor": Ours,
     "gloo": Gloo,
     "OpenMPI": OpenMpi,
@@ -144,7 +142,7 @@ class Prepared:
 
     def measure(
         self, case: str, nbytes: int, in_place: bool, samples: int, calls: int
-    ) -> tuple[list[float], float, int]:
+    ) -> tuple[list[float], tuple[float, int]]:
         """Samples of the time of a call, each the mean of `calls` calls back to back.
 
         Also the processor time of all calls, and the peak of resident bytes.
@@ -166,7 +164,7 @@ class Prepared:
             if turn:  # the first one warms the caches
                 times.append((perf_counter() - begin) / calls)
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return times, process_time() - before, peak_bytes
+        return times, (process_time() - before, peak_bytes)
 
     def _take(self, case: str, nbytes: int, in_place: bool) -> tuple[Call, Array, Array]:
         key = case, nbytes, in_place
@@ -177,17 +175,18 @@ class Prepared:
         return self._calls[key]
 
 
-def main(name: str, address: str, rank: int, size: int) -> None:
-    library = LIBRARIES[name](rank, size, address)
-    with Client(address) as line:
-        line.send((library.rank, library.offer))
-        library.join(line.recv())
-        prepared = Prepared(library, size)
-        line.send("ready")
-        while order := line.recv():
-            line.send(prepared.measure(*order))
+def main(name: str, rank: int, size: int) -> None:
+    library = LIBRARIES[name](rank, size)
+    serve(
+        {
+            "offer": lambda: (library.rank, library.offer),
+            "join": library.join,
+            "measure": Prepared(library, size).measure,
+        },
+        library.rank if name == "OpenMPI" else "",
+    )
     library.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

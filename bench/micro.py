@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface on shared memory, against UCX and memcpy, in turns: see docs/benchmarks.md."""
+"""The C interface on shared memory, against UCX and memcpy, in turns."""
 
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import click
-
 import rivals
-from options import console, deliver, json_option, program_option, quick_option
+from harness import GB, KB, MB, Bench, Way, main
 from programs import build_micro, first_line, run, started
-from rdmatensor.bench import record
-from rdmatensor.bench.turns import in_turns
+from record import BYTES_PER_SECOND, PER_SECOND, SECONDS, Process
 
-KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 SIZES = (8, 64, 512, 4 * KB, 32 * KB, 256 * KB, 2 * MB, 16 * MB, 128 * MB, GB)
 QUICK_SIZES = (8, 4 * KB, 64 * KB, MB, 16 * MB)
 LATENCY_UP_TO = 256 * KB
@@ -27,8 +22,6 @@ BATCH = 64
 DEPTH = 32
 ENVIRONMENT = {"RDMATENSOR_TRANSPORTS": "shm", "RDMATENSOR_LOG_LEVEL": "error"}
 OURS, UCX, COPY = "rdmatensor", "UCX", "memcpy"
-
-Way = Callable[[], list[float]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class Case:
     @property
     def scale(self) -> float:
         """The factor from the numbers that micro prints to `unit`."""
-        return 1e-6 if self.unit == record.SECONDS else 1e6
+        return 1e-6 if self.unit == SECONDS else 1e6
 
 
 def count_for(nbytes: int, total: int, most: int) -> int:
@@ -61,7 +54,7 @@ def count_for(nbytes: int, total: int, most: int) -> int:
 def latencies(sizes: tuple[int, ...]) -> Iterator[Case]:
     for nbytes in (size for size in sizes if size <= LATENCY_UP_TO):
         samples = count_for(nbytes, 64 * MB, 2000)
-        single = Case("read latency", "read_lat", record.SECONDS, nbytes, samples)
+        single = Case("read latency", "read_lat", SECONDS, nbytes, samples)
         target = 1.0 if nbytes == 8 else None
         # One look at the clock takes as long as a write, so a sample covers many writes.
         each = 100 if nbytes <= 4 * KB else 10
@@ -83,7 +76,7 @@ def latencies(sizes: tuple[int, ...]) -> Iterator[Case]:
 def bandwidths(sizes: tuple[int, ...]) -> Iterator[Case]:
     for nbytes in (size for size in sizes if size >= BANDWIDTH_FROM):
         ours = Case(
-            *("write+notify bandwidth", "write_notify_bw", record.BYTES_PER_SECOND, nbytes),
+            *("write+notify bandwidth", "write_notify_bw", BYTES_PER_SECOND, nbytes),
             samples=5 if nbytes < GB else 2,
             depth=DEPTH,
             each=count_for(nbytes, 64 * MB, 2000),
@@ -96,7 +89,7 @@ def bandwidths(sizes: tuple[int, ...]) -> Iterator[Case]:
 
 
 def rates() -> Iterator[Case]:
-    many = Case("notifications", "rate", record.PER_SECOND, 8, 5, depth=256, each=20_000)
+    many = Case("notifications", "rate", PER_SECOND, 8, 5, depth=256, each=20_000)
     many = replace(many, ucx="ucp_am_bw", ucx_value="per_second")
     yield many
     name = f"writes, {BATCH} at once"
@@ -106,7 +99,7 @@ def rates() -> Iterator[Case]:
 def with_peers() -> Iterator[Case]:
     for count in PEERS:
         name = f"write, {count} peers in turn"
-        write = Case(name, "peers", record.SECONDS, 8, samples=200, depth=count)
+        write = Case(name, "peers", SECONDS, 8, samples=200, depth=count)
         yield write
         name = f"notify and answer, {count} peers in turn"
         yield replace(write, name=name, test="peers_notify")
@@ -117,17 +110,16 @@ def cases(quick: bool) -> list[Case]:
     return [*latencies(sizes), *bandwidths(sizes), *rates(), *with_peers()]
 
 
-class Bench:
+class Micro:
     """Runs the cases with the program `micro`. `used` are the processes of the current case."""
 
-    def __init__(self, program: Path, has_ucx: bool) -> None:
-        self.program = program
-        self.has_ucx = has_ucx
-        self.used: dict[str, record.Process] = {}
+    def __init__(self, bench: Bench, program: Path, has_ucx: bool) -> None:
+        self.bench, self.program, self.has_ucx = bench, program, has_ucx
+        self.used: dict[str, list[Process]] = {}
 
-    def measure(self, case: Case, turns: int) -> Iterator[record.Result]:
+    def measure(self, case: Case, turns: int) -> None:
         if case.test.startswith("peers"):
-            yield from self._results(case, {OURS: lambda: self._ours(case, "-")}, turns)
+            self._compare(case, {OURS: lambda: self._ours(case, "-")}, turns)
             return
         with started([self.program, "serve", case.nbytes], ENVIRONMENT) as server:
             address = first_line(server)
@@ -136,30 +128,24 @@ class Bench:
                 ways[UCX] = lambda: self._ucx(case)
             if case.copied:
                 ways[COPY] = lambda: self._copy(case)
-            yield from self._results(case, ways, turns)
+            self._compare(case, ways, turns)
 
-    def _results(self, case: Case, ways: dict[str, Way], turns: int) -> Iterator[record.Result]:
+    def _compare(self, case: Case, ways: dict[str, Way], turns: int) -> None:
         self.used.clear()
-        for way, samples in in_turns(ways, turns).items():
-            rivalry = way == OURS and UCX in ways
-            yield record.Result(
-                "micro, C",
-                case.name,
-                way,
-                case.unit,
-                record.thinned(samples.all),
-                case.nbytes,
-                samples.turns,
-                {"depth": case.depth, "each": case.each, "turns": turns},
-                [self.used[way]],
-                UCX if rivalry else "",
-                case.target if rivalry else None,
-            )
+        self.bench.compare(
+            *("micro, C", case.name, ways, turns),
+            rivals={OURS: (UCX, case.target)},
+            processes_of=self.used,
+            unit=case.unit,
+            nbytes=case.nbytes,
+            depth=case.depth,
+            each=case.each,
+        )
 
-    def _note(self, way: str, used: record.Process) -> None:
-        before = self.used.get(way, record.Process(used.name, 0.0, 0))
+    def _note(self, way: str, used: Process) -> None:
+        (before,) = self.used.get(way, [Process(used.name, 0.0, 0)])
         total = before.cpu_seconds + used.cpu_seconds
-        self.used[way] = record.Process(used.name, total, max(before.peak_bytes, used.peak_bytes))
+        self.used[way] = [Process(used.name, total, max(before.peak_bytes, used.peak_bytes))]
 
     def _micro(self, way: str, *words: object) -> list[float]:
         done = run([self.program, *words], ENVIRONMENT).checked()
@@ -181,38 +167,13 @@ class Bench:
         return [getattr(figures, case.ucx_value)]
 
 
-def measure(program: Path, chosen: list[Case], turns: int) -> record.Run:
-    missing = rivals.missing_ucx()
-    versions = {} if missing else {"UCX": rivals.ucx_version()}
-    environment = record.Environment.here(transport="shm", versions=versions)
-    whole = record.Run("C interface, shared memory", environment)
-    whole.missing += [missing] if missing else []
-    bench = Bench(program, missing is None)
-    began = time.monotonic()
-    with console().status("measuring") as status:
-        for case in chosen:
-            status.update(f"{case.name}, {case.nbytes} bytes")
-            whole.results += bench.measure(case, turns)
-    whole.finish(time.monotonic() - began)
-    return whole
-
-
-@click.command(help=__doc__)
-@quick_option("Measure fewer sizes in fewer turns: about a minute.")
-@click.option("--turns", type=click.IntRange(1, 100), help="Measure each way so many times.")
-@click.option("--only", help="Measure only cases whose name contains this text.")
-@program_option
-@json_option
-def main(
-    quick: bool, turns: int | None, only: str | None, program: Path | None, json_file: Path | None
-) -> None:
-    chosen = [case for case in cases(quick) if (only or "") in case.name]
+def measure(bench: Bench, program: str = "", turns: int = 0) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        program = program or build_micro(Path(folder))
-        result = measure(program, chosen, turns or (3 if quick else 5))
-    result.quick = quick
-    deliver(result, json_file)
+        built = Path(program) if program else build_micro(Path(folder))
+        micro = Micro(bench, built, rivals.has_ucx(bench))
+        for case in bench.wanted(cases(bench.quick)):
+            micro.measure(case, turns or (3 if bench.quick else 5))
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

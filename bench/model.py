@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the step time of data-parallel training on networks that were not measured.
 
-The costs of each way to move tensors are fitted to steps that bench/paper.py measured, checked by leaving
-points out, and put into a model of a network. docs/papers.md has its equations and assumptions. The results
-are computed, not measured.
+The costs of each way to move tensors are fitted to steps that bench_paper.py measured, whose records are
+--measured, checked by leaving points out, and put into a model of a network. docs/papers.md has its equations
+and assumptions. The results are computed, not measured.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from rich.table import Table
 from scipy.optimize import nnls
 
-from options import console, json_option, only_option
+import record
+from harness import Bench, main
 from paper_models import MODELS, Model
-from rdmatensor.bench import record
-from rdmatensor.units import duration
 
 RATES_GBPS = (25, 100, 400)
 WORKERS = (8, 16, 32, 64, 128, 256, 512)
@@ -132,47 +129,10 @@ def predict(
     return compute_s + max(0.0, transfer - overlap * compute_s)
 
 
-# The balance equations of PCL-DNN (Das et al., arXiv 1602.06709). A layer has ifm input maps of iw x ih, ofm
-# output maps of ow x oh, and kernels of kw x kh. `overlap` (0..1) is the share of sending that overlaps with
-# receiving.
-
-
-def convolution_flops(
-    ifm: int, ofm: int, kw: int, kh: int, ow: int, oh: int, batch: float
-) -> float:
-    """Operations of a node's forward and backward pass over `batch` samples."""
-    return 3 * 2 * ifm * ofm * kw * kh * ow * oh * batch
-
-
-def data_parallel_bytes(ifm: int, ofm: int, kw: int, kh: int, overlap: float) -> float:
-    """Bytes of a layer's gradients and weights that a node moves in a step."""
-    return 4 * ifm * ofm * kw * kh * (2 - overlap)
-
-
-def model_parallel_bytes(ifm: int, iw: int, ih: int, batch: float) -> float:
-    """Bytes of a layer's activations that a node moves if the nodes share the layer."""
-    return 2 * 4 * ifm * iw * ih * batch
-
-
-def prefers_model_parallel(
-    ofm: int, kw: int, kh: int, iw: int, ih: int, batch: float, overlap: float
-) -> bool:
-    """Whether splitting the layer moves less than splitting the batch."""
-    return ofm * kw * kh * (2 - overlap) > 2 * iw * ih * batch
-
-
-def best_groups(
-    ofm: int, kw: int, kh: int, iw: int, ih: int, batch: float, nodes: int, overlap: float
-) -> float:
-    """How many groups of nodes move the least, with model parallelism within groups and data parallelism
-    between them."""
-    return math.sqrt(2 * iw * ih * batch * nodes / (ofm * kw * kh * (2 - overlap)))
-
-
-def points_of(run: record.Run) -> dict[str, list[Point]]:
-    """The medians that bench/paper.py measured, for each way."""
+def points_of(results: Sequence[record.Result]) -> dict[str, list[Point]]:
+    """The medians that bench_paper.py measured, whose records are --measured, for each way."""
     points: dict[str, list[Point]] = {}
-    for result in run.results:
+    for result in results:
         about = result.parameters
         if result.suite != "paper" or about["every_byte_read"]:
             continue
@@ -207,110 +167,34 @@ def fitted(points: dict[str, list[Point]]) -> list[Fitted]:
     ]
 
 
-def fit_table(ways: list[Fitted]) -> Table:
-    """The table of costs and errors."""
-    table = Table(title="Costs fitted to measured steps, and errors for points and models left out")
-    for header in ("way", "points", "a step", "a tensor", "bandwidth", "a point", "a model"):
-        table.add_column(header, justify="left" if header == "way" else "right")
-    for each in ways:
-        costs = each.costs
-        rate = f"{1e-9 / costs.byte_s:.3g} GB/s" if costs.byte_s else "no cost"
-        table.add_row(
-            each.way,
-            str(each.points),
-            duration(costs.step_s),
-            duration(costs.tensor_s),
-            rate,
-            _errors(each.point_errors),
-            _errors(each.model_errors),
-        )
-    return table
-
-
-def _errors(errors: Sequence[float]) -> str:
-    sizes = np.abs(errors)
-    return f"median {np.median(sizes):.0%}, at most {sizes.max():.0%}"
-
-
-def prediction_table(
-    ways: list[Fitted], model: Model, gbps: float, batch: int, overlap: float
-) -> Table:
-    """The predicted step times by number of workers, and the share of computing."""
-    compute_s = batch * model.compute_ms / 1e3
-    table = Table(
-        title=f"PREDICTED, not measured: {model.name}, batch {batch} ({duration(compute_s)}), "
-        f"{gbps:g} Gb/s, as many servers as workers"
-    )
-    table.add_column("workers", justify="right")
-    for each in ways:
-        table.add_column(each.way, justify="right")
-    for workers in WORKERS:
-        cells = []
-        for each in ways:
-            seconds = predict(
-                each.costs, Network(gbps), model, workers, workers, compute_s, overlap
-            )
-            cells.append(f"{duration(seconds)} ({compute_s / seconds:.0%})")
-        table.add_row(str(workers), *cells)
-    return table
-
-
-@click.command()
-@click.argument(
-    "measured",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-)
-@only_option(list(MODELS))
-@click.option("--batch", default=32, show_default=True, type=click.IntRange(1, 4096))
-@click.option("--overlap", default=0.0, show_default=True, type=click.FloatRange(0, 1))
-@json_option
-def main(
-    measured: tuple[Path, ...],
-    only: tuple[str, ...],
-    batch: int,
-    overlap: float,
-    json_file: Path | None,
+def measure(
+    bench: Bench, measured: tuple[str, ...] = (), batch: int = 32, overlap: float = 0.0
 ) -> None:
-    """Fit the cost model to the records MEASURED of bench/paper.py, and predict larger clusters."""
-    shown = console(150)
     try:
-        runs = [record.Run.read(each) for each in measured]
-        ways = fitted(points_of(record.merged("Points", runs)))
+        runs = [record.Run.read(Path(each)) for each in measured]
+        ways = fitted(points_of([result for run in runs for result in run.results]))
     except (record.BadRecord, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    shown.print(fit_table(ways))
-    models = [MODELS[name] for name in only or MODELS]
-    for model in models:
+    for each in ways:
+        for name, value, unit in (
+            ("a step", each.costs.step_s, "s"),
+            ("a tensor", each.costs.tensor_s, "s"),
+            ("a byte", each.costs.byte_s * 1e9, "ns"),
+            ("error of points left out", float(np.median(np.abs(each.point_errors))), ""),
+            ("error of models left out", float(np.median(np.abs(each.model_errors))), ""),
+        ):
+            bench.add("costs fitted to measured steps", name, each.way, [value], unit)
+    for model in bench.wanted(list(MODELS.values())):
+        compute_s = batch * model.compute_ms / 1e3
         for gbps in RATES_GBPS:
-            shown.print(prediction_table(ways, model, gbps, batch, overlap))
-    if json_file:
-        fields = {
-            "what": "predicted by a model, not measured",
-            "fits": [asdict(each) for each in ways],
-            "predictions": [
-                {
-                    "way": each.way,
-                    "model": model.name,
-                    "workers": workers,
-                    "servers": workers,
-                    "gbps": gbps,
-                    "batch": batch,
-                    "overlap": overlap,
-                    "seconds": predict(
-                        *(each.costs, Network(gbps), model, workers, workers),
-                        *(batch * model.compute_ms / 1e3, overlap),
-                    ),
-                }
-                for each in ways
-                for model in models
-                for gbps in RATES_GBPS
-                for workers in WORKERS
-            ],
-        }
-        json_file.write_text(json.dumps(fields, indent=1) + "\n")
+            suite = f"PREDICTED, not measured: {model.name}, batch {batch}, {gbps:g} Gb/s"
+            for count in WORKERS:
+                for each in ways:
+                    link = Network(gbps)
+                    seconds = predict(each.costs, link, model, count, count, compute_s, overlap)
+                    case = f"{count} workers and servers"
+                    bench.add(suite, case, each.way, [seconds], overlap=overlap)
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rdmatensor.bench.record import Missing
+from harness import Bench
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,16 @@ def veth(rate: str = "", congestion: str = "") -> Iterator[Network]:
         subprocess.run(("ip", "netns", "delete", space), capture_output=True)
 
 
-def missing_veth() -> Missing | None:
-    """The network between namespaces as missing, unless this is root."""
-    return (
-        None if os.geteuid() == 0 else Missing("veth", "only root makes network namespaces", "sudo")
-    )
+def may_make_veth(bench: Bench) -> bool:
+    """Whether this is root. If not, the network between namespaces is recorded as missing."""
+    if os.geteuid():
+        bench.missing("veth", "only root makes network namespaces", "sudo")
+    return not os.geteuid()
 
 
-def loopback_and_veth() -> Iterator[Network]:
+def loopback_and_veth(bench: Bench) -> Iterator[Network]:
     """Loopback, then as root a pair of interfaces with the congestion control of most kernels."""
     yield LOOPBACK
-    if missing_veth() is None:
+    if may_make_veth(bench):
         with veth(congestion=CUBIC) as network:
             yield network

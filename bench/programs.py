@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -14,15 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from rdmatensor.bench.record import Process
+from record import Process
+from team import Failed
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-class Failed(click.ClickException):
-    """A program did not do its part of a measurement."""
 
 
 @dataclass(frozen=True)
@@ -123,20 +117,6 @@ def _listens(pid: int, port: int) -> bool:
     return False
 
 
-def in_lab(words: Sequence[object], output: Path | None, shared: Path) -> int:
-    """Run this Python with `words` and --json in the SoftRoCE lab, and return its exit status.
-
-    The record goes to `output`. The lab can write into the folder `shared`.
-    """
-    result = shared / "result.json"
-    lab = [sys.executable, "-m", "rdmatensor.softroce", "run", "--shared", str(shared), "--"]
-    inside = [sys.executable, *map(str, words), "--json", str(result)]
-    status = subprocess.run([*lab, *inside]).returncode
-    if output is not None and result.exists():
-        output.write_bytes(result.read_bytes())
-    return status
-
-
 def first_device() -> str | None:
     """The first RDMA device of this machine, if there is one."""
     folder = Path("/sys/class/infiniband")
@@ -156,10 +136,3 @@ def build_micro(folder: Path) -> Path:
     ):
         run(command, patience=600.0).checked()
     return folder / "micro"
-
-
-def free_port() -> int:
-    """A port of this machine at which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness import Bench
 from networks import LOOPBACK, Network
-from programs import Failed, await_listener, free_port, run, started
-from rdmatensor.bench.record import Missing, Process
+from programs import await_listener, run, started
+from record import Process
+from team import Failed, free_port
 
 # UCX chooses between shared memory and reading the peer's memory through the kernel.
 SHARED_MEMORY = {"UCX_TLS": "posix,sysv,cma,self", "UCX_LOG_LEVEL": "error"}
@@ -32,11 +34,13 @@ def over_tcp(interface: str) -> dict[str, str]:
     return {"UCX_TLS": "tcp", "UCX_NET_DEVICES": interface, "UCX_LOG_LEVEL": "error"}
 
 
-def missing_ucx() -> Missing | None:
-    """The rival as missing if there is no ucx_perftest."""
-    if shutil.which("ucx_perftest"):
-        return None
-    return Missing("UCX", "there is no ucx_perftest", "apt install ucx-utils")
+def has_ucx(bench: Bench) -> bool:
+    """Whether there is ucx_perftest; if not, it is recorded as missing."""
+    if not shutil.which("ucx_perftest"):
+        bench.missing("UCX", "there is no ucx_perftest", "apt install ucx-utils")
+        return False
+    bench.run.environment.versions["UCX"] = ucx_version()
+    return True
 
 
 def reason(output: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs all benchmarks of `make bench`, and writes one record and one page."""
+"""Runs the benchmarks, each in a process of its own, and writes one record."""
 
 from __future__ import annotations
 
@@ -8,150 +8,123 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 from rich.console import Console
 
-import options
-from rdmatensor.bench import record, report
-from rdmatensor.bench.page import page
+import record
+import report
 
 HERE = Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A program that writes a record to the file after --json, and is killed after `patience_s` seconds.
+class Part(NamedTuple):
+    """A program, with its options; with --quick, unless `quick` says that it takes too long without."""
 
-    Its options are `always`; if that is empty, it gets --quick in a quick run. With `rivals`, it learns which
-    Python has them.
-    """
-
-    name: str
-    command: Sequence[str]
-    always: Sequence[str] = ()
-    rivals: bool = False
+    program: str
+    options: Sequence[str] = ()
+    quick: bool = False
     patience_s: float = 900.0
 
 
-def script(name: str) -> list[str]:
-    return [sys.executable, str(HERE / name)]
-
-
-QUICK = ("--quick",)
-TRAINING = "training, 17 MB of gradients"
-# On two idle cores, all stages take about half an hour, of which many sleep on emulated links.
-STAGES = (
-    Stage("micro", script("micro.py")),
-    Stage("python", [sys.executable, "-m", "rdmatensor", "bench", "local"]),
-    Stage("rivals", script("bench_rivals.py")),
-    Stage("rivals-tcp", [*script("bench_rivals.py"), "--tcp"]),
-    Stage("networks", script("bench_networks.py"), QUICK),
-    Stage("groups", script("bench_group.py"), QUICK, rivals=True),
-    Stage("groups-tcp", [*script("bench_group.py"), "--tcp"], QUICK, rivals=True),
-    Stage("trees", script("bench_trees.py"), (*QUICK, "--turns", "1"), rivals=True),
-    Stage("tensorflow", script("bench_tensorflow.py"), QUICK),
-    Stage("tensorflow-tcp", [*script("bench_tensorflow.py"), "--veth"], QUICK),
-    Stage(
-        "tensorflow-gigabit",
-        [*script("bench_tensorflow.py"), "--veth", "--rate", "1gbit"],
-        QUICK,
+PARTS = {
+    "micro": Part("micro"),
+    "api": Part("bench_api"),
+    "rivals": Part("bench_rivals"),
+    "rivals-tcp": Part("bench_rivals", ["--tcp"]),
+    "networks": Part("bench_networks", quick=True),
+    "verbs": Part("bench_verbs", quick=True),
+    "groups": Part("bench_group", quick=True),
+    "groups-tcp": Part("bench_group", ["--tcp"], quick=True),
+    "trees": Part("bench_trees", ["--turns", "1"], quick=True),
+    "tensorflow": Part("bench_tensorflow", quick=True),
+    "tensorflow-tcp": Part("bench_tensorflow", ["--veth"], quick=True),
+    "tensorflow-gigabit": Part("bench_tensorflow", ["--veth", "--rate", "1gbit"], quick=True),
+    "collectives": Part("bench_collectives", ["--workers", "2"], quick=True),
+    "collectives-gigabit": Part(
+        "bench_collectives",
+        ["--with-veth", "--rate", "1gbit", "--only", "training"],
+        quick=True,
     ),
-    Stage("collectives", script("bench_collectives.py"), (*QUICK, "--workers", "2")),
-    Stage(
-        "collectives-gigabit",
-        [*script("bench_collectives.py"), "--veth", "--rate", "1gbit", "--only", TRAINING],
-        QUICK,
-    ),
-    Stage("embedding", script("bench_embedding.py"), QUICK),
-    Stage("paper", script("paper.py"), QUICK),
-    Stage("converge", script("converge.py"), QUICK),
-    Stage("training", script("bench_training.py"), QUICK, rivals=True),
-    Stage("sharded", script("bench_sharded.py"), QUICK),
-    Stage("tables", script("bench_tables.py"), QUICK),
-    Stage("split", script("bench_split.py"), QUICK),
-    Stage("asynchronous", script("bench_asynchronous.py"), QUICK, rivals=True),
-    Stage("svm", script("bench_svm.py"), (*QUICK, "--turns", "1")),
-)
+    "embedding": Part("bench_embedding", quick=True),
+    "paper": Part("bench_paper", quick=True),
+    "converge": Part("bench_converge", quick=True),
+    "training": Part("bench_training", quick=True),
+    "sharded": Part("bench_sharded", quick=True),
+    "tables": Part("bench_tables", quick=True),
+    "split": Part("bench_split", quick=True),
+    "asynchronous": Part("bench_asynchronous", quick=True),
+    "svm": Part("bench_svm", ["--turns", "1"], quick=True),
+}
+# It takes half an hour in an emulator.
+_ASKED_FOR = ("verbs",)
 
 
-def run_stage(
-    stage: Stage, quick: bool, folder: Path, rival_python: str
+def run_part(
+    name: str, part: Part, quick: bool, folder: Path, rival_python: str
 ) -> tuple[record.Run | None, str]:
-    """The stage's record, if it wrote one, and what went wrong; "" if nothing did."""
-    file = folder / f"{stage.name}.json"
-    flags = [*(stage.always or (QUICK if quick else ()))]
-    if stage.rivals:
-        flags += ["--rival-python", rival_python]
-    command = [*stage.command, *flags, "--json", str(file)]
-    fault = ""
+    """The part's record, if it wrote one, and what went wrong; "" if nothing did."""
+    file, fault = folder / f"{name}.json", ""
+    words = [*part.options, "--rival-python", rival_python, "--json", str(file)]
+    words += ["--quick"] if quick or part.quick else []
+    command = [sys.executable, str(HERE / f"{part.program}.py"), *words]
     try:
-        # `python -m` in the source folder would import the sources, which are not built.
-        done = subprocess.run(command, cwd=folder, timeout=stage.patience_s)
+        done = subprocess.run(command, cwd=folder, timeout=part.patience_s)
         if done.returncode:
-            fault = f"{stage.name} ended with status {done.returncode}"
+            fault = f"{name} ended with status {done.returncode}"
     except subprocess.TimeoutExpired:
-        fault = f"{stage.name} took longer than {stage.patience_s:.0f} s and was killed"
+        fault = f"{name} took longer than {part.patience_s:.0f} s and was killed"
     if not file.exists():
-        return None, fault or f"{stage.name} wrote no record"
+        return None, fault or f"{name} wrote no record"
     return record.Run.read(file), fault
 
 
-def run_stages(
-    stages: Sequence[Stage], quick: bool, console: Console, rival_python: str = sys.executable
+def run_parts(
+    parts: Mapping[str, Part], quick: bool, console: Console, rival_python: str = sys.executable
 ) -> tuple[list[record.Run], list[str]]:
-    """Run all stages, even if some fail."""
+    """Run all parts, even if some fail."""
     runs, faults = [], []
-    with tempfile.TemporaryDirectory(prefix="rdmatensor-bench-") as folder:
-        for stage in stages:
-            console.rule(stage.name)
-            run, fault = run_stage(stage, quick, Path(folder), rival_python)
+    with tempfile.TemporaryDirectory(prefix="rdt-bench-") as folder:
+        for name, part in parts.items():
+            console.rule(name)
+            run, fault = run_part(name, part, quick, Path(folder), rival_python)
             runs += [run] if run else []
             faults += [fault] if fault else []
     return runs, faults
 
 
 @click.command(help=__doc__)
-@options.quick_option("Measure fewer sizes, which saves about five minutes.")
-@options.only_option([stage.name for stage in STAGES])
-@click.option(
-    "--skip",
-    multiple=True,
-    type=click.Choice([stage.name for stage in STAGES]),
-    help="Leave out this stage; repeatable.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("build/bench"),
-    show_default=True,
-    help="Write results.json and results.html into this folder.",
-)
-@options.rival_python_option
-def main(
-    quick: bool, only: tuple[str, ...], skip: tuple[str, ...], out: Path, rival_python: str
-) -> None:
-    console = options.console()
-    chosen = [each for each in STAGES if (not only or each.name in only) and each.name not in skip]
-    if not chosen:
-        raise click.UsageError("no stage is left to run")
+@click.argument("names", nargs=-1)
+@click.option("--quick", is_flag=True, help="Measure less in every part.")
+@click.option("--rival-python", default=sys.executable, help="A Python that has the rivals.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("build/bench"))
+@click.option("--compare", is_flag=True, help="NAMES are records; show them side by side.")
+def main(names: tuple[str, ...], quick: bool, rival_python: str, out: Path, compare: bool) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    if compare:
+        runs = record.named_apart({name: record.Run.read(Path(name)) for name in names})
+        report.show(console, record.merged("Benchmarks", runs))
+        return
+    if unknown := set(names) - set(PARTS):
+        raise click.UsageError(f"{', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
+    chosen = names or [name for name in PARTS if name not in _ASKED_FOR]
     if os.sep in rival_python:
-        rival_python = str(Path(rival_python).absolute())  # stages run in another folder
+        rival_python = str(Path(rival_python).absolute())  # parts run in another folder
     began = time.monotonic()
-    runs, faults = run_stages(chosen, quick, console, rival_python)
+    parts = {name: PARTS[name] for name in chosen}
+    runs, faults = run_parts(parts, quick, console, rival_python)
     if runs:
         whole = record.merged("All benchmarks", runs)
         whole.faults += faults
         out.mkdir(parents=True, exist_ok=True)
         whole.write(out / "results.json")
-        (out / "results.html").write_text(page(runs))
         console.rule("missed targets")
         for line in report.missed(whole) or ["none"]:
             console.print(line, highlight=False, markup=False)
-        console.print(f"{time.monotonic() - began:.0f} s; {out}/results.json, {out}/results.html")
+        console.print(f"{time.monotonic() - began:.0f} s; {out}/results.json")
     for fault in faults:
         console.print(f"[red]{fault}[/]")
     sys.exit(1 if faults else 0)

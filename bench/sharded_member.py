@@ -8,9 +8,7 @@ sleep in proportion to what they would compute; gradients, updates and communica
 from __future__ import annotations
 
 import gc
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from graph_analyzer.parallel.layers import NETWORKS
+from line import leave, serve
 from rdmatensor.train.run.run import Run
 
 LESS = 8  # so many times fewer features
@@ -107,34 +106,30 @@ def _resident() -> int:
 
 
 def main() -> None:
-    """Answers a line of JSON with another one, until the input ends."""
     run = rt.init(timeout=100)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
+
+    def train(way: str, compute: float, steps: int, less: int = LESS) -> dict[str, Any]:
         syncs: dict[str, Callable[[], Any]] = {
             "sharded": rt.ShardedOptimizer,
             "ahead": lambda: rt.ShardedOptimizer(ahead=True),
             "all-reduce": rt.AllReduce,
             "alone": lambda: None,
         }
-        sync = syncs[order["way"]]()
+        sync = syncs[way]()
         before = _resident()
-        program = Program(sync, sleeps(order["compute"]), order.get("less", LESS))
-        seconds = program.steps(order["steps"], run)
+        program = Program(sync, sleeps(compute), less)
+        seconds = program.steps(steps, run)
         if sync is not None:
             sync.leave(program)
-        print(
-            json.dumps(
-                {
-                    "seconds": seconds,
-                    "state": program.state_bytes(),
-                    "sum": float(sum(np.sum(each.numpy()) for each in program.variables)),
-                    "resident": _resident() - before,
-                }
-            ),
-            flush=True,
-        )
+        return {
+            "seconds": seconds,
+            "state": program.state_bytes(),
+            "sum": float(sum(np.sum(each.numpy()) for each in program.variables)),
+            "resident": _resident() - before,
+        }
+
+    serve({"train": train})
+    leave()
 
 
 if __name__ == "__main__":

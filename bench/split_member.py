@@ -7,8 +7,6 @@ given speed would compute, one thing at a time, while all that travels does so, 
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from rdmatensor.train.run.run import Run
+from line import leave, serve
 
 LESS = 8
 # Features in and out, and by how much the image is smaller than the first one.
@@ -193,23 +191,17 @@ class Program:
 
 
 def main() -> None:
-    """Answers a line of JSON with another one, until the input ends."""
-    run: Run = rt.init(timeout=200)
+    rt.init(timeout=200)
     programs: dict[str, Program] = {}
-    print("ready", flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        act, count = order.pop("act"), order.pop("steps")
-        answer: Any
-        if act == "memory":
-            answer = memory(steps=count, **order)
-        else:
-            key = json.dumps(order)
-            if key not in programs:
-                programs[key] = Program(**order)
-            answer = programs[key].steps(count)
-        print(json.dumps(answer), flush=True)
-    assert run.rank >= 0
+
+    def steps(count: int, **order: Any) -> list[float]:
+        key = repr(order)
+        if key not in programs:
+            programs[key] = Program(**order)
+        return programs[key].steps(count)
+
+    serve({"memory": memory, "steps": steps})
+    leave()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from control import Line, leave
+from line import leave, serve
 from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.backend.tensorflow.gradients import AllReduce, mean
 from rdmatensor.train.embeddings.choice import Size
@@ -101,11 +101,9 @@ class Member:
 
 
 def main() -> None:
-    line = Line()
     member = Member()
-    line.emit("ready")
-    line.serve({name: getattr(member, name) for name in ("train", "block", "choose")})
-    leave(0)
+    serve({name: getattr(member, name) for name in ("train", "block", "choose")})
+    leave()
 
 
 if __name__ == "__main__":

@@ -1,175 +1,203 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts processes on this machine, talks to them, and always ends them."""
+"""Processes of a benchmark, which it asks over connections of their own; line.py is their end."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import queue
-import re
+import shutil
+import socket
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rdmatensor._tools.processes import (
-    Crew,
-    Process,
-    ending,
-    free_addresses,
-    terminate_like_interrupt,
-)
+import click
 
-__all__ = [
-    "SILENCE_S", "Child", "TaskFailed", "Team", "environment", "free_addresses", "terminate_like_interrupt",
-]  # fmt: skip
+from rdmatensor._tools.processes import Crew, Process, ending
 
-Event = dict[str, Any]
-
-# The longest silence is that of all tasks importing TensorFlow at once.
-SILENCE_S = 120.0
-_POLL_S = 0.2
-# Tasks import the package that the launcher imports.
-_PATH_FLAGS = ["-P"] if getattr(sys.flags, "safe_path", False) else []
+HERE = Path(__file__).resolve().parent
+PATIENCE_S = 120.0  # the longest silence: all tasks import TensorFlow at once
+_LOOK_S = 0.2
 
 
-def environment(protocol: str) -> dict[str, str]:
-    """Return the environment of tasks. With stock gRPC, the plugin is not even loaded."""
-    variables = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
-    if protocol == "grpc":
-        variables["RDMATENSOR_DISABLE"] = "1"
-    return variables
+class Failed(click.ClickException):
+    """A program did not do its part of a measurement."""
 
 
-class TaskFailed(RuntimeError):
-    """A task ended or stayed silent when it should not have. Its output is in `log`."""
+class Task:
+    """One end of a connection to a process, whose output goes to `log`."""
 
-    def __init__(self, task: str, reason: str, log: Path) -> None:
-        super().__init__(f"{task} {reason}")
-        self.task = task
-        self.log = log
-
-    def tail(self, lines: int = 40) -> str:
-        """Returns the last `lines` lines of the task's log."""
-        text = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(text[-lines:])
-
-
-class Child:
-    """One process: reads commands and writes events as JSON lines; its other output goes to `log`."""
-
-    def __init__(self, name: str, process: Process, log: Path) -> None:
-        self.name = name
-        self.log = log
-        self._process = process
-        self._events: queue.Queue[Event] = queue.Queue()
-        threading.Thread(target=self._read, name=f"read-{name}", daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            try:
-                # `rdmatensor launch` writes the task's name before each line.
-                self._events.put(json.loads(re.sub(rb"^\[\w+ \d+\] ", b"", line)))
-            except ValueError:
-                with self.log.open("ab") as log_file:
-                    log_file.write(line)
+    def __init__(
+        self,
+        name: str,
+        process: Process,
+        log: Path,
+        listener: socket.socket,
+        team: list[Task],
+    ) -> None:
+        self.name, self.process, self._log, self._listener = name, process, log, listener
+        self._team = team
+        self._line: Connection | None = None
 
     def send(self, command: str, **fields: Any) -> None:
-        """Sends {"do": command, ...}. If the task is gone, the next wait reports it."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write((json.dumps({"do": command, **fields}) + "\n").encode())
-            self._process.stdin.flush()
+        """Give an order. If the process is gone, `answer` reports it."""
+        assert self._line is not None
+        with contextlib.suppress(OSError):
+            self._line.send((command, fields))
 
-    def poll_event(self, timeout: float) -> Event | None:
-        """Returns the next event, or None after `timeout` seconds."""
-        try:
-            return self._events.get(timeout=timeout)
-        except queue.Empty:
-            return None
+    def answer(self, patience: float = PATIENCE_S) -> Any:
+        """What it answers, or "ready" at first.
 
-    def exit_status(self) -> int | None:
-        """The exit status, which is negative if a signal ended the process. None while it runs."""
-        return self._process.poll()
+        Failed if any task of the team ends, or this one says nothing for `patience` seconds.
+        """
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            try:
+                if self._line is None:
+                    self._line = Connection(self._listener.accept()[0].detach())
+                if self._line.poll(_LOOK_S):
+                    return self._line.recv()
+            except (EOFError, ConnectionError):
+                with contextlib.suppress(Exception):
+                    self.process.wait(_LOOK_S)
+                status = self.process.poll()
+                how = "hung up" if status is None else ending(status)
+                raise self._failed(how) from None
+            except TimeoutError:
+                pass
+            for each in self._team:
+                status = each.process.poll()
+                if status is not None and not (self._line and self._line.poll()):
+                    raise each._failed(ending(status))
+        raise self._failed(f"said nothing for {patience:.0f} s")
 
+    def hang_up(self) -> None:
+        """Let it end."""
+        if self._line is not None:
+            self._line.close()
 
-def _hang_up(process: Process) -> None:
-    """Asks a task to end."""
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
+    def _failed(self, how: str) -> Failed:
+        tail = self._log.read_text(errors="replace").splitlines()[-40:]
+        return Failed("\n".join([f"{self.name} {how}; the end of its output:", *tail]))
 
 
 class Team:
-    """Processes that live and die together. The context manager leaves none behind.
+    """Processes that live until the end of the block, in which the last ones to hang up are killed."""
 
-    Not thread-safe. Logs are `log_dir`/NAME.log.
-    """
-
-    def __init__(self, log_dir: Path) -> None:
-        self._log_dir = log_dir
-        self._children: list[Child] = []
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rdt-bench-"))
         self._crew = Crew()
+        self.tasks: list[Task] = []
 
     def __enter__(self) -> Team:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for task in self.tasks:
+            task.hang_up()
         with self._crew:
-            self.stop()
+            self._crew.stop(lambda process: None)
+        shutil.rmtree(self._folder)
+
+    def drop(self, task: Task) -> None:
+        """End a task before the others."""
+        task.hang_up()
+        self._crew.wait(task.process)
+        self.tasks.remove(task)
 
     def start(
         self,
         name: str,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        before: Sequence[str] = (),
-    ) -> Child:
-        """Runs this Python with `argv`, and with `env` added to this process's environment.
+        command: Sequence[object],
+        environment: Mapping[str, str] = {},
+        connections: int = 0,
+    ) -> list[Task]:
+        """Run a program that serves one connection; or `connections`, of which each adds its rank."""
+        number = len(self.tasks)
+        address, log = self._folder / f"{number}.", self._folder / f"{number}.log"
+        listeners = []
+        for rank in map(str, range(connections)) if connections else [""]:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f"{address}{rank}")
+            listener.listen()
+            listener.settimeout(_LOOK_S)
+            listeners.append(listener)
+        with log.open("wb") as file:
+            process = self._crew.run(
+                [str(word) for word in command],
+                {**environment, "BENCH_ADDRESS": str(address)},
+                file.fileno(),
+                file.fileno(),
+            )
+        made = [
+            Task(f"{name}{n or ''}", process, log, each, self.tasks)
+            for n, each in enumerate(listeners)
+        ]
+        self.tasks += made
+        return made
 
-        The command begins with `before`, which may take the process to another network namespace.
+    def members(
+        self,
+        program: str,
+        count: int,
+        settings: Mapping[str, str] = {},
+        python: str = sys.executable,
+        place: Callable[[int], Sequence[str]] = lambda rank: (),
+        words: Sequence[object] = (),
+    ) -> Members:
+        """Start `count` processes of bench/`program`.py, which find each other by their environment.
+
+        A rank's command line begins with its `place`, and ends with `words`.
         """
-        log = self._log_dir / f"{name}.log"
-        with log.open("wb") as log_file:
-            command = [*before, sys.executable, *_PATH_FLAGS, *argv]
-            process = self._crew.run(command, env or {}, log_file.fileno())
-        child = Child(name, process, log)
-        self._children.append(child)
-        return child
+        variables = {
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "RDMATENSOR_LOG_LEVEL": "error",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TF_CONFIG": "",
+            # Threads that sleep at an emulated link must not keep layers from computing.
+            "TF_NUM_INTEROP_THREADS": "16",
+            **settings,
+        }
+        tasks = []
+        for rank in range(count):
+            command = [*place(rank), python, HERE / f"{program}.py", *words]
+            tasks += self.start(f"{program} {rank}", command, variables | {"RANK": str(rank)})
+        return Members(tasks)
 
-    def wait(self, child: Child, kind: str, timeout: float) -> Event:
-        """Returns the next event of `child`, which must be `kind`. Raises what `next_event` raises."""
-        event = self.next_event(child, timeout)
-        if event.get("event") != kind:
-            raise TaskFailed(child.name, f"sent {event} instead of {kind!r}", child.log)
-        return event
 
-    def ask(self, child: Child, command: str, timeout: float = 60.0, **fields: Any) -> Event:
-        """Sends a command and returns its answer, the event of the same name."""
-        child.send(command, **fields)
-        return self.wait(child, command, timeout)
+class Members(list[Task]):
+    """Tasks that get the same orders."""
 
-    def next_event(self, child: Child, timeout: float) -> Event:
-        """Returns the next event of `child`. TaskFailed after `timeout` seconds, or if any task ends."""
-        deadline = time.monotonic() + timeout
-        while True:
-            event = child.poll_event(_POLL_S)
-            if event is not None:
-                return event
-            for other in self._children:
-                status = other.exit_status()
-                # Events that a task sent before it ended come first.
-                if status is not None and (event := child.poll_event(_POLL_S)) is not None:
-                    return event
-                if status is not None:
-                    raise TaskFailed(other.name, ending(status), other.log)
-            if time.monotonic() > deadline:
-                raise TaskFailed(child.name, f"said nothing for {timeout:.0f} s", child.log)
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        super().__init__(tasks)
+        for task in self:
+            task.answer()
 
-    def stop(self) -> None:
-        """Ends every task, and kills those that do not end by themselves."""
-        self._crew.stop(_hang_up)
-        self._children.clear()
+    def ask(self, command: str, patience: float = PATIENCE_S, **fields: Any) -> list[Any]:
+        """The answers of all to a command, on which they work at the same time."""
+        for task in self:
+            task.send(command, **fields)
+        return [task.answer(patience) for task in self]
+
+    def slowest(self, command: str, patience: float = PATIENCE_S, **fields: Any) -> list[float]:
+        """Of answers that are the seconds of several steps, those of the slowest member in each step."""
+        return [max(each) for each in zip(*self.ask(command, patience, **fields), strict=True)]
+
+
+@contextlib.contextmanager
+def members(program: str, count: int, *more: Any, **settings: Any) -> Iterator[Members]:
+    """Members in a team of their own: see Team.members."""
+    with Team() as team:
+        yield team.members(program, count, *more, **settings)
+
+
+def free_port() -> int:
+    """A port of this machine at which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
 
 # An environment variable: this process has all tasks, so that nothing is remote.
 ALONE = "RDMATENSOR_BENCH_ALONE"
@@ -50,6 +52,11 @@ class Case:
         """Bytes that travel in one step."""
         return self.count * self.nbytes * (2 if self.consumer == "echo" else 1)
 
+    @property
+    def build(self) -> dict[str, Any]:
+        """The command that builds the step."""
+        return {"command": "transfer", **asdict(self)}
+
 
 TRANSFERS = (
     Case("1 x 1 KiB", 1, KIB, steps=200, block=10),
@@ -89,6 +96,10 @@ TRANSFERS = (
 )
 
 
+# Of a perceptron: weights and biases, from the first layer to the last.
+TRAINING_SHAPES = [(64, 2048), (2048,), (2048, 2048), (2048,), (2048, 10), (10,)]
+
+
 @dataclass(frozen=True)
 class TrainingCase:
     """Training steps with 17 MB of variables and as many gradients, on batches of `batch` images."""
@@ -98,13 +109,15 @@ class TrainingCase:
     steps: int = 100
     block: int = 5
     target: float | None = None
+    path: str = "static"
+    # The worker receives the variables and sends gradients of the same size back.
+    step_bytes: int = 2 * 4 * sum(prod(shape) for shape in TRAINING_SHAPES)
 
+    @property
+    def build(self) -> dict[str, Any]:
+        """The command that builds the step."""
+        return {"command": "training", "batch": self.batch}
 
-TRAINING_HIDDEN = 2048
-# Weights and biases of examples/demo/train.py.
-TRAINING_BYTES = 4 * (
-    65 * TRAINING_HIDDEN + (TRAINING_HIDDEN + 1) * TRAINING_HIDDEN + (TRAINING_HIDDEN + 1) * 10
-)
 
 # A larger batch needs more arithmetic for the same communication. The target is for the smallest batch; the
 # other case shows what remains of the speedup in a step that computes for longer.
@@ -131,11 +144,18 @@ class StepCase:
     fed: bool = False
     steps: int = 100
     block: int = 10
+    path: str = ""
 
     @property
     def step_bytes(self) -> int:
         """Bytes that a step moves at least."""
         return self.count * self.nbytes * (2 if self.kind == "coordinator" or self.fed else 1)
+
+    @property
+    def build(self) -> dict[str, Any]:
+        """The command that builds the step."""
+        about = {"count": self.count, "nbytes": self.nbytes, "fed": self.fed}
+        return {"command": self.kind, **about}
 
 
 STEPS = (
@@ -166,19 +186,9 @@ OVER_GIGABIT: dict[str, float | None] = dict.fromkeys(
     1,
 )
 
-UNUSED_NAME = "plugin unused"
-UNUSED_STEPS = 120
-UNUSED_BLOCK = 10
-UNUSED_BATCH = 32
+UNUSED = "plugin unused"
 
 TARGETS: dict[str, float | None] = {
     **{case.name: case.target for case in (*TRANSFERS, *TRAININGS, *STEPS)},
-    UNUSED_NAME: None,
+    UNUSED: None,
 }
-NAMES = tuple(TARGETS)
-
-
-def names(quick: bool) -> list[str]:
-    """The names of the cases in a run."""
-    left_out = {case.name for case in TRANSFERS if quick and not case.quick}
-    return [name for name in NAMES if name not in left_out]

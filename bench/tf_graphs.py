@@ -8,20 +8,19 @@ steps, so no optimiser can fold, hoist or cache what travels.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
-from pathlib import Path
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_cases import ALONE, ROW_BYTES, TRAINING_HIDDEN, Case
+from converge_data import Digits
+from tf_cases import ALONE, ROW_BYTES, TRAINING_SHAPES, Case
 
 v1 = tf.compat.v1
-sys.path.append(str(Path(__file__).parents[1] / "examples"))  # for the model of demo/train.py
 
 
 def task(index: int) -> str:
@@ -35,6 +34,7 @@ CONSUMER = task(0)
 UNTIMED_STEPS = 1
 
 _MODULUS = 1021
+_SEED = 7
 _LEARNING_RATE = 0.01
 
 
@@ -44,6 +44,21 @@ def reads_of(variables: list[Any]) -> list[tf.Tensor]:
         tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
         for variable in variables
     ]
+
+
+def initial(shape: tuple[int, ...], index: int) -> tf.Tensor:
+    """Zeros for biases; otherwise normal values whose variance preserves that of the activations."""
+    if len(shape) == 1:
+        return tf.zeros(shape)
+    spread = prod(shape[:-1]) ** -0.5
+    return tf.random.stateless_normal(shape, seed=[_SEED, index], stddev=spread)
+
+
+def cross_entropy(scores: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """The mean cross entropy of a batch of scores."""
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
+    )
 
 
 class Workload(ABC):
@@ -222,26 +237,25 @@ class Training(Workload):
     def __init__(self, batch: int, target: str, owner: str, worker: str) -> None:
         self._owner = owner
         self._worker = worker
-        from demo.train import digits
-
-        images, labels = digits()[0]
-        self._images, self._labels = images[:batch], labels[:batch]
+        images, self._labels = Digits().batch(0, 0, batch)
+        self._images = images.reshape(batch, -1)
         super().__init__("training", target)
 
     def build(self) -> None:
-        from demo.train import initial, loss_of, scores_of
-
         with tf.device(self._owner):
             variables = [
-                v1.get_variable(f"p{i}", initializer=value, use_resource=True)
-                for i, value in enumerate(initial(TRAINING_HIDDEN))
+                v1.get_variable(f"p{i}", initializer=initial(shape, i), use_resource=True)
+                for i, shape in enumerate(TRAINING_SHAPES)
             ]
             self._initialise = tf.group([variable.initializer for variable in variables])
             values = reads_of(variables)
         with tf.device(self._worker):
             self._image_feed = v1.placeholder(tf.float32, self._images.shape)
             self._label_feed = v1.placeholder(tf.int32, self._labels.shape)
-            self._loss = loss_of(scores_of(values, self._image_feed), self._label_feed)
+            w0, b0, w1, b1, w2, b2 = values
+            there = tf.nn.relu(tf.matmul(self._image_feed, w0) + b0)
+            there = tf.nn.relu(tf.matmul(there, w1) + b1)
+            self._loss = cross_entropy(tf.matmul(there, w2) + b2, self._label_feed)
             gradients = tf.gradients(self._loss, values)
         with tf.device(self._owner):
             updates = [

@@ -18,10 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 import rdmatensor.tensorflow
-from control import Line, leave
 from converge_graphs import LEARNERS, Learner
+from line import leave
+from line import serve as answer
 from paper_graphs import Replica
-from paths import require_plugin
 from tf_cases import Case
 from tf_graphs import CONSUMER, OWNER, UNTIMED_STEPS, Training, Transfer, Workload
 
@@ -60,7 +60,7 @@ class Client:
         return {}
 
     def learner(self, name: str, workers: int) -> Mapping[str, Any]:
-        """Build the training of one of the models of converge.py."""
+        """Build the training of one of the models of bench_converge.py."""
         self._workload = LEARNERS[name](workers, self._target)
         return {"loss_wanted": self._workload.target}
 
@@ -124,25 +124,19 @@ def serve_with(chief: Callable[[dict[str, list[str]], str], object]) -> None:
 
 
 def serve(start: Callable[[dict[str, list[str]], str, int, str], Handlers]) -> None:
-    """Start this task and answer the launcher's commands until it closes the line.
+    """Start this task and answer the benchmark's commands.
 
     `start` gets the program's arguments: the cluster as JSON, the job, the index of the task, and the
     protocol. It returns the handlers of commands.
     """
-    line = Line()
     cluster, job, index, protocol = sys.argv[1:]
-    require_plugin(protocol)
+    if protocol != "grpc" and not rdmatensor.tensorflow.loaded():
+        # TensorFlow's own message would be that no server factory is registered.
+        raise SystemExit(f"{protocol} is not available: {rdmatensor.tensorflow.why_not()}")
     handlers = start(json.loads(cluster), job, int(index), protocol)
-    line.emit("ready")
-    line.serve(
-        {
-            **handlers,
-            "process": process_facts,
-            "stats": rdmatensor.tensorflow.stats,
-            "reset": reset,
-        }
-    )
-    leave(0)
+    stats = {"stats": rdmatensor.tensorflow.stats, "reset": reset}
+    answer({**handlers, **stats, "process": process_facts})
+    leave()
 
 
 def start_server(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> str:
@@ -168,10 +162,8 @@ def main() -> None:
     """Run a server; or, without arguments, a process without one."""
     if len(sys.argv) > 1:
         serve(lambda *task: commands_of(Client(start_server(*task))))
-    line = Line()
-    line.emit("ready")
-    line.serve({**commands_of(Client("")), "process": process_facts})
-    leave(0)
+    answer({**commands_of(Client("")), "process": process_facts})
+    leave()
 
 
 if __name__ == "__main__":

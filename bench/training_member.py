@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of bench_training.py: trains with one framework, alone or together with others.
 
-    python training_member.py PROGRAM RANK SIZE PORT
-
-Prints "ready". For each line with a number it makes so many steps and prints "times" and their times, in
-seconds, as a list in JSON. It needs no package of rdmatensor for the other frameworks.
+The argument is the program. It needs no package of rdmatensor for the other frameworks.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from line import leave, serve
 
 BATCH, HIDDEN, RATE = 8, 2048, 0.01
 LAYERS, WIDTH, DEEP_BATCH = 16, 256, 4096
@@ -188,18 +187,22 @@ STEPS = {
 
 
 def main() -> None:
-    step = STEPS[sys.argv[1]](*map(int, sys.argv[2:5]))
-    share = OPERATIONS if sys.argv[1] in ("small", "unshared") else 1
+    program, rank, size = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    step = STEPS[program](rank, size, int(os.environ["MASTER_PORT"]))
+    share = OPERATIONS if program in ("small", "unshared") else 1
     for _ in range(3):
         step()
-    print("ready", flush=True)
-    for line in sys.stdin:
+
+    def steps(count: int) -> list[float]:
         times = []
-        for _ in range(int(line)):
+        for _ in range(count):
             begun = time.perf_counter()
             step()
             times.append((time.perf_counter() - begun) / share)
-        print("times", json.dumps(times), flush=True)
+        return times
+
+    serve({"steps": steps})
+    leave()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ except ImportError:
 
 # The function of each command, and its line in the list.
 COMMANDS = {
-    "bench": (".bench.cli:bench", "Measure latency and bandwidth, here or between hosts."),
     "doctor": ("._tools.commands.doctor:doctor", "Check this machine, with a remedy for each fault."),
     "launch": ("._tools.commands.launch:launch", "Run a program as the tasks of a TensorFlow cluster."),
     "ping": ("._tools.commands.ping:ping", "Measure the connection to another machine."),

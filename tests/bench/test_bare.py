@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
-
 from team import Team
 from tf_cases import MIB, Case
-from tf_measure import BARE, Cluster, measure
-from tf_report import Row
+from tf_measure import BARE, Cluster, compare
 
 
-def test_bare_sockets_move_the_bytes_of_each_step(tmp_path: Path) -> None:
-    with Team(tmp_path) as team:
+def test_bare_sockets_move_the_bytes_of_each_step() -> None:
+    with Team() as team:
         cluster = Cluster(team, BARE, program="tf_bare_task")
         cluster.wait()
         for count in (3, 1):
-            case = Case("step", count, MIB, steps=4, block=2)
-            (result,) = measure([cluster], {"command": "transfer", **asdict(case)}, 4, 2)
-            assert len(result.samples.all) == 4
-            assert Row.of(case.name, case.step_bytes, None, [result]).faults() == []
+            row = compare([cluster], Case("step", count, MIB, steps=4, block=2))
+            assert len(row.results[0].samples.all) == 4
+            assert list(row.faults()) == []

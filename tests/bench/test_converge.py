@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from converge import Course, faults_of
-from converge_data import Characters, Data, Digits, Words
+from bench_converge import Course, faults_of
+from converge_data import Data, Digits, Words
 from tf_measure import Use
 
 
-@pytest.fixture(scope="module", params=[Digits, Characters, Words])
+@pytest.fixture(scope="module", params=[Digits, Words])
 def data(request: pytest.FixtureRequest) -> Data:
     made: Data = request.param()
     return made
@@ -32,11 +32,6 @@ def test_what_is_held_out_is_in_no_batch(data: Data) -> None:
     expected = data.examples(data._test[:8])
     np.testing.assert_array_equal(inputs, expected[0])
     np.testing.assert_array_equal(labels, expected[1])
-
-
-def test_labels_are_what_follows() -> None:
-    inputs, labels = Characters().batch(0, 0, 4)
-    np.testing.assert_array_equal(inputs[:, 1:], labels[:, :-1])
 
 
 def _course(way: str, losses: list[float], held_out: list[float]) -> Course:

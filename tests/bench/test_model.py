@@ -14,15 +14,10 @@ from model import (
     Costs,
     Network,
     Point,
-    best_groups,
     busiest_share,
-    convolution_flops,
-    data_parallel_bytes,
     fit,
     left_out,
-    model_parallel_bytes,
     predict,
-    prefers_model_parallel,
 )
 from paper_models import MODELS
 
@@ -108,18 +103,3 @@ def test_predictions_obey_the_link() -> None:
     # One server and one worker: variables there, gradients back.
     assert predict(free, network, vgg, 1, 1, 0.5) == pytest.approx(0.5 + 2 * vgg.nbytes * 8 / 100e9)
     assert predict(free, network, vgg, 1, 1, 0.5, overlap=1.0) == pytest.approx(0.5)
-
-
-def test_balance_equations() -> None:
-    # A node's arithmetic per byte depends on neither kernels nor features: 1.5 * ow * oh * batch.
-    for ifm, ofm, kernel in ((64, 128, 3), (3, 96, 11)):
-        flops = convolution_flops(ifm, ofm, kernel, kernel, 28, 28, 4)
-        moved = data_parallel_bytes(ifm, ofm, kernel, kernel, overlap=1)
-        assert flops / moved == pytest.approx(1.5 * 28 * 28 * 4)
-    # Dense layers: cut up the layer if it has more than twice as many outputs as the batch has samples.
-    assert prefers_model_parallel(513, 1, 1, 1, 1, 256, overlap=1)
-    assert not prefers_model_parallel(512, 1, 1, 1, 1, 256, overlap=1)
-    assert model_parallel_bytes(4096, 1, 1, 256) == 2 * 4 * 4096 * 256
-    # The paper's example: 64 nodes in three groups.
-    assert best_groups(4096, 1, 1, 1, 1, 256, nodes=64, overlap=0) == pytest.approx(2.0, abs=0.01)
-    assert best_groups(4096, 1, 1, 1, 1, 256, nodes=64, overlap=1) == pytest.approx(2.83, abs=0.01)

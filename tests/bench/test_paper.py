@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paper import COPY, RPC, TCP, ZERO, Case, faults_of, memory_needed, plan_cases
+from bench_paper import COPY, RPC, TCP, ZERO, Case, faults_of, memory_needed, plan_cases
 from paper_models import MODELS, Model
 from tf_measure import Result, Samples, Use, Way
 

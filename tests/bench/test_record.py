@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmatensor.bench import record
+import record
 
 
 def example() -> record.Run:
@@ -85,21 +85,6 @@ def test_thinning_keeps_quantiles() -> None:
         assert len(kept) == 21
         before, after = record.Distribution.of(samples), record.Distribution.of(kept)
         assert dataclasses.astuple(after)[1:] == pytest.approx(dataclasses.astuple(before)[1:])
-
-
-def test_a_reduced_record_keeps_distributions_turns_and_curves() -> None:
-    whole = example()
-    times, *others = whole.results
-    times = dataclasses.replace(
-        times, samples=[n / 7 for n in range(1, 200)], turns=[n / 3 for n in range(30)]
-    )
-    curve = dataclasses.replace(times, case="loss over time", unit=record.LOSS)
-    kept = record.reduced(dataclasses.replace(whole, results=[times, curve, *others]), 21, 4)
-    assert len(kept.results[0].samples) == 21
-    assert kept.results[0].spread.median == pytest.approx(times.spread.median, rel=1e-3)
-    assert kept.results[0].turns == pytest.approx(times.turns, rel=1e-3)
-    assert kept.results[1].samples == pytest.approx(curve.samples, rel=1e-3)
-    assert all(len(f"{each:g}") <= 6 for each in kept.results[0].samples)
 
 
 def test_merging_keeps_everything_and_says_what_is_missing_once() -> None:

@@ -9,30 +9,36 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import team
+
 driver = pytest.importorskip("run", reason="bench/run.py needs the extra bench")
-
-
-def stage(name: str, code: str, **more: float) -> object:
-    return driver.Stage(name, [sys.executable, "-c", code], **more)
 
 
 GOOD = """
 import pathlib, sys
-from rdmatensor.bench import record
+sys.path.insert(0, BENCH)
+import record
 run = record.Run("good", record.Environment.here())
-run.results.append(record.Result("s", sys.argv[1], "w", "s", [1.0]))
-run.write(pathlib.Path(sys.argv[-1]))
+run.results.append(record.Result("s", sys.argv[-1], "w", "s", [1.0]))
+run.write(pathlib.Path(sys.argv[-2]))
 """
 
 
-def test_what_fails_is_named_and_the_rest_goes_on() -> None:
-    stages = [
-        stage("breaks", "raise SystemExit(3)"),
-        stage("mute", "pass"),
-        stage("slow", "import time; time.sleep(60)", patience_s=1.0),
-        stage("good", GOOD),
-    ]
-    runs, faults = driver.run_stages(stages, True, Console(quiet=True))
+def test_what_fails_is_named_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {
+        "breaks": "raise SystemExit(3)",
+        "mute": "pass",
+        "slow": "import time; time.sleep(60)",
+        "good": GOOD.replace("BENCH", repr(str(driver.HERE))),
+    }
+    for name, code in programs.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    parts = {name: driver.Part(name, patience_s=60.0) for name in programs}
+    parts["slow"] = driver.Part("slow", patience_s=1.0)
+    monkeypatch.setattr(driver, "HERE", tmp_path)
+    runs, faults = driver.run_parts(parts, True, Console(quiet=True))
     assert faults == [
         "breaks ended with status 3",
         "mute wrote no record",
@@ -42,11 +48,8 @@ def test_what_fails_is_named_and_the_rest_goes_on() -> None:
 
 
 def test_every_program_of_the_set_is_there() -> None:
-    for each in driver.STAGES:
-        files = [Path(word) for word in each.command if word.endswith(".py")]
-        assert all(file.is_file() for file in files), each.name
-    names = [each.name for each in driver.STAGES]
-    assert len(set(names)) == len(names)
+    for part in driver.PARTS.values():
+        assert (driver.HERE / f"{part.program}.py").is_file(), part.program
 
 
 def test_ucx_is_read_by_its_columns() -> None:
@@ -63,7 +66,7 @@ def test_ucx_is_read_by_its_columns() -> None:
     assert figures.bytes_per_second == 11 * 1024 * 1024
     assert figures.per_second == 13
     for wrong in ("", "connection refused", f"{header}\n", "iterations,x\n1,2\n"):
-        with pytest.raises(rivals.Failed, match="ucx_perftest printed"):
+        with pytest.raises(team.Failed, match="ucx_perftest printed"):
             rivals.parse_ucx(wrong, used)
 
 
@@ -79,7 +82,7 @@ def test_a_reason_is_one_line() -> None:
 def test_a_listener_is_awaited_without_connecting_to_it() -> None:
     """It would take the connection for its client's."""
     programs = pytest.importorskip("programs")
-    port = programs.free_port()
+    port = team.free_port()
     code = f"""
 import socket, time
 time.sleep(0.3)
@@ -101,9 +104,9 @@ def test_a_server_that_ends_is_not_awaited() -> None:
     programs = pytest.importorskip("programs")
     with (
         programs.started([sys.executable, "-c", "raise SystemExit(3)"]) as server,
-        pytest.raises(programs.Failed, match="ended with status 3"),
+        pytest.raises(team.Failed, match="ended with status 3"),
     ):
-        programs.await_listener(server, programs.free_port())
+        programs.await_listener(server, team.free_port())
 
 
 def test_perftest_is_read_by_size_and_count() -> None:
@@ -114,5 +117,5 @@ def test_perftest_is_read_by_size_and_count() -> None:
     latency = verbs.Case("write latency", "write_lat", "ib_write_lat", "put_lat", 8, True)
     output = " 8       1000          65.10          190.20       105.00  \t 110.0\n"
     assert verbs.parse_perftest(output, latency) == pytest.approx(105e-6)
-    with pytest.raises(verbs.Failed, match="ib_write_lat printed no result"):
+    with pytest.raises(team.Failed, match="ib_write_lat printed no result"):
         verbs.parse_perftest("", latency)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways are measured in turns, and summarised by median and percentiles."""
+"""Ways are measured in turns, summarised by median and percentiles, and recorded."""
 
 from __future__ import annotations
 
 import pytest
 
-from rdmatensor.bench.turns import Distribution, in_turns, turn_ratios
+from harness import Bench, in_turns
+from record import Distribution, Environment, Run
 
 
 def test_distribution_interpolates() -> None:
@@ -35,7 +36,15 @@ def test_each_turn_begins_with_the_next_way() -> None:
     assert len(samples["a"].all) == 12
 
 
-def test_ratios_compare_what_was_measured_in_the_same_turn() -> None:
-    assert turn_ratios([2.0, 9.0], [1.0, 3.0]).median == 2.5
-    with pytest.raises(ValueError, match="zip"):
-        turn_ratios([2.0], [1.0, 3.0])
+def test_a_comparison_is_recorded_with_the_rivals_that_are_there() -> None:
+    bench = Bench(Run("example", Environment.here()))
+    rivals = {"ours": ("UCX", 2.0), "copy": ("nobody", 1.0)}
+    ways = {name: lambda: [1.0] for name in ("ours", "UCX", "copy")}
+    bench.compare("suite", "case", ways, 2, rivals=rivals, nbytes=8, depth=3)
+    assert [(each.way, each.rival, each.target) for each in bench.run.results] == [
+        ("ours", "UCX", 2.0),
+        ("UCX", "", None),
+        ("copy", "", None),
+    ]
+    assert all(each.nbytes == 8 and len(each.turns) == 2 for each in bench.run.results)
+    assert bench.run.results[0].parameters == {"depth": 3}

@@ -61,7 +61,7 @@ FILES = [
     "rdmatensor/librdmatensor_ops_2_21.so",
     "rdmatensor-0.1.0.dist-info/METADATA",
     "graph_analyzer/read/ops.def",
-    *("graph_analyzer/parallel/page.html.j2", "rdmatensor/bench/report.html.j2"),
+    "graph_analyzer/parallel/page.html.j2",
 ]
 
 

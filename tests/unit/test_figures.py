@@ -33,7 +33,7 @@ def rounded(text: str, value: float) -> bool:
 @pytest.fixture(scope="module")
 def medians(root: Path) -> dict[tuple[str, str, str], float]:
     """Milliseconds by suite, case and way."""
-    results = json.loads((root / "bench" / "reference.json").read_text())["results"]
+    results = json.loads((root / "bench" / "record.json").read_text())["runs"][0]["results"]
     return {
         (each["suite"], each["case"], each["way"]): 1e3 * median(each["samples"])
         for each in results

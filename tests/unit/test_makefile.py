@@ -39,9 +39,7 @@ def test_building_and_trying_installs_nothing_of_the_tests(root: Path, target: s
     assert installed(root, target) == [TOOLS]
 
 
-@pytest.mark.parametrize(
-    "target", ["format", "bench", "bench-api", "bench-quick", "test SUITE=chaos"]
-)
+@pytest.mark.parametrize("target", ["format", "bench-quick", "test SUITE=chaos"])
 def test_what_runs_no_tests_installs_no_programs(root: Path, target: str) -> None:
     assert installed(root, target) == [TOOLS, PACKAGES]
 
@@ -54,7 +52,8 @@ def test_the_site_needs_no_tensorflow(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["test", "sanitize", "test SUITE=soak", "test SUITE=failures", "test SUITE=verbs"]
+    "target",
+    ["test", "sanitize", "test SUITE=soak", "test SUITE=failures", "test SUITE=verbs", "bench"],
 )
 def test_tests_install_all_they_need(root: Path, target: str) -> None:
     assert installed(root, target) == [TOOLS, PACKAGES, PROGRAMS]

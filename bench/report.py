@@ -9,10 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..units import binary_size, duration, size
-from . import turns
-from .record import BYTES_PER_SECOND, LOSS, PER_SECOND, SECONDS, Missing, Result, Run
-from .turns import Distribution
+from rdmatensor.units import binary_size, duration, size
+from record import BYTES_PER_SECOND, LOSS, PER_SECOND, SECONDS, Distribution, Missing, Result, Run
 
 Key = tuple[str, str, int | None]
 
@@ -72,9 +70,8 @@ def turn_ratios(ours: Result, rival: Result) -> Distribution | None:
     """The ratios in single turns; None unless both results have the same number of turns."""
     if not ours.turns or len(ours.turns) != len(rival.turns):
         return None
-    if ours.unit == SECONDS:
-        return turns.turn_ratios(rival.turns, ours.turns)
-    return turns.turn_ratios(ours.turns, rival.turns)
+    slow, fast = (rival, ours) if ours.unit == SECONDS else (ours, rival)
+    return Distribution.of([a / b for a, b in zip(slow.turns, fast.turns, strict=True)])
 
 
 def comparison(ours: Result, others: Sequence[Result]) -> str:

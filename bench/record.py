@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
+import statistics
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from .machine import Environment as Environment
-from .turns import Distribution
 
 # Increase it when a field changes its meaning or is removed. Readers ignore unknown fields.
 SCHEMA = 1
@@ -27,11 +28,122 @@ SCHEMA = 1
 SECONDS, BYTES_PER_SECOND, PER_SECOND = "s", "B/s", "1/s"
 # A result with this unit is a curve. Its times are the result in SECONDS of the same case and way.
 LOSS = "loss"
+PACKAGES = (
+    *("rdmatensor", "tensorflow", "tensorflow-cpu", "numpy", "cffi"),
+    *("nixl", "mooncake-transfer-engine", "torch", "mpi4py", "scikit-learn"),
+)
 Parameter = str | int | float | bool | None
 
 
 class BadRecord(ValueError):
     """The file is not a record, or this version cannot read it."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Median, 10th and 90th percentile of `count` samples, in the samples' unit."""
+
+    count: int
+    p10: float
+    median: float
+    p90: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Distribution:
+        """Summarise the samples, with linear interpolation between them. ValueError if there are none."""
+        if not samples:
+            raise ValueError("nothing was measured")
+        several = samples if len(samples) > 1 else [*samples, *samples]
+        tenths = statistics.quantiles(several, n=10, method="inclusive")
+        return cls(len(samples), tenths[0], tenths[4], tenths[8])
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Loads are one-minute averages; `mtu` is 0 where there is none."""
+
+    host: str
+    processor: str
+    cores: int
+    memory_bytes: int
+    kernel: str
+    python: str
+    versions: dict[str, str]
+    load_before: float
+    load_after: float | None = None
+    transport: str = ""
+    device: str = ""
+    mtu: int = 0
+    commit: str = ""
+
+    @classmethod
+    def here(
+        cls,
+        *,
+        transport: str = "",
+        device: str = "",
+        mtu: int = 0,
+        versions: Mapping[str, str] = {},
+    ) -> Environment:
+        """This machine now. `versions` adds programs that are not Python packages."""
+        return cls(
+            host=platform.node(),
+            processor=_processor(),
+            cores=len(os.sched_getaffinity(0)),
+            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            kernel=platform.release(),
+            python=platform.python_version(),
+            versions={**dict(_versions()), **versions},
+            load_before=os.getloadavg()[0],
+            transport=transport,
+            device=device,
+            mtu=mtu,
+            commit=_commit(),
+        )
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        parts = [
+            f"{self.processor}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB",
+            f"Linux {self.kernel}, Python {self.python}",
+            *(f"{name} {version}" for name, version in self.versions.items()),
+            self.transport,
+            self.device,
+            f"MTU {self.mtu}" if self.mtu else "",
+            f"commit {self.commit}" if self.commit else "",
+            f"load average {self.load_before:.1f}",
+        ]
+        after = "" if self.load_after is None else f" before, {self.load_after:.1f} after"
+        return ", ".join(filter(None, parts)) + after
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    """The packages that are installed."""
+    for package in PACKAGES:
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _commit() -> str:
+    """The commit in the current folder; "" if that does not hold this project, or if git is missing."""
+    if not Path("csrc/include/rdmatensor.h").exists():
+        return ""
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
 
 
 @dataclass(frozen=True)
@@ -143,6 +255,11 @@ class Run:
             fields = json.loads(text)
         except ValueError as error:
             raise BadRecord(f"{source} is not JSON: {error}") from None
+        return cls.from_fields(fields, source)
+
+    @classmethod
+    def from_fields(cls, fields: Any, source: str) -> Run:
+        """The run of a dictionary. BadRecord as for `from_json`."""
         if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
             found = fields.get("schema") if isinstance(fields, dict) else None
             raise BadRecord(
@@ -229,23 +346,3 @@ def named_apart(runs: Mapping[str, Run]) -> list[Run]:
             for each in run.results
         ]
     return list(runs.values())
-
-
-def reduced(run: Run, most: int, digits: int) -> Run:
-    """The run with at most `most` samples of each result, rounded to `digits`; curves stay complete."""
-
-    def rounded(values: Sequence[float]) -> list[float]:
-        return [float(f"{value:.{digits}g}") for value in values]
-
-    curves = {result.key for result in run.results if result.unit == LOSS}
-    results = [
-        dataclasses.replace(
-            result,
-            samples=rounded(
-                result.samples if result.key in curves else thinned(result.samples, most)
-            ),
-            turns=rounded(result.turns),
-        )
-        for result in run.results
-    ]
-    return dataclasses.replace(run, results=results)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One end of a connection of bench_rivals.py: `rival_member.py LIBRARY HOST BYTES`, the passive or the active
+end of rdmatensor, NIXL or Mooncake."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from line import leave, serve
+
+WARM_S = 0.3
+Write = Callable[[], object]
+
+
+class Ours:
+    """rdmatensor."""
+
+    def __init__(self, host: str, memory: Any) -> None:
+        import rdmatensor
+
+        self._device = rdmatensor.Device()
+        self._memory = self._device.allocate(memory.nbytes, name="region").array
+        self._memory[:] = 1
+
+    def about(self) -> Any:
+        """What the active end needs to know of the passive one."""
+        return self._device.address
+
+    def connect(self, about: Any) -> None:
+        """Become the active end."""
+        self._region = self._device.connect(about).region("region")
+
+    def write(self, nbytes: int) -> Write:
+        """What writes `nbytes` bytes and waits until they are complete."""
+        data = self._memory[:nbytes]
+        return lambda: self._region.write(data).wait()
+
+
+class Nixl:
+    """NIXL over UCX: one prepared transfer, which is posted repeatedly."""
+
+    def __init__(self, host: str, memory: Any) -> None:
+        from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
+
+        self._memory = memory
+        config = nixl_agent_config(True, True, 0, backends=["UCX"])
+        self._agent = nixl_agent(f"agent {id(self)}", config)
+        place = [(memory.ctypes.data, memory.nbytes, 0, "")]
+        self._agent.register_memory(place, mem_type="DRAM")
+
+    def about(self) -> Any:
+        return self._agent.get_agent_metadata(), self._memory.ctypes.data
+
+    def connect(self, about: Any) -> None:
+        metadata, self._there = about
+        self._peer = self._agent.add_remote_agent(metadata)
+
+    def write(self, nbytes: int) -> Write:
+        ends = [
+            self._agent.get_xfer_descs([(address, nbytes, 0)], mem_type="DRAM")
+            for address in (self._memory.ctypes.data, self._there)
+        ]
+        transfer = self._agent.initialize_xfer("WRITE", *ends, self._peer)
+
+        def write() -> None:
+            state = self._agent.transfer(transfer)
+            while state != "DONE":
+                if state == "ERR":
+                    raise RuntimeError("the transfer of NIXL failed")
+                state = self._agent.check_xfer_state(transfer)
+
+        return write
+
+
+class Mooncake:
+    """Mooncake over TCP, because it has no shared memory."""
+
+    def __init__(self, host: str, memory: Any) -> None:
+        from mooncake.engine import TransferEngine  # type: ignore[import-not-found]
+
+        self._host, self._memory, self._engine = host, memory, TransferEngine()
+        if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", ""):
+            raise SystemExit("the engine of Mooncake does not start")
+        self._engine.register_memory(memory.ctypes.data, memory.nbytes)
+
+    def about(self) -> Any:
+        return f"{self._host}:{self._engine.get_rpc_port()}", self._memory.ctypes.data
+
+    def connect(self, about: Any) -> None:
+        self._session, self._there = about
+
+    def write(self, nbytes: int) -> Write:
+        place = self._session, self._memory.ctypes.data, self._there, nbytes
+
+        def write() -> None:
+            if self._engine.transfer_sync_write(*place):
+                raise RuntimeError("the transfer of Mooncake failed")
+
+        return write
+
+
+LIBRARIES: dict[str, Any] = {"rdmatensor": Ours, "NIXL": Nixl, "Mooncake": Mooncake}
+
+
+def main(library: str, host: str, nbytes: int) -> None:
+    end = LIBRARIES[library](host, np.ones(nbytes, np.uint8))
+    writes: dict[int, Write] = {}
+
+    def timed(write: Write, count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            begin = time.perf_counter()
+            write()
+            times.append(time.perf_counter() - begin)
+        return times
+
+    def turn(nbytes: int, count: int) -> list[float]:
+        if nbytes not in writes:
+            writes[nbytes] = end.write(nbytes)
+            # The kernel needs a while to give threads that talk to each other a core each.
+            until = time.monotonic() + WARM_S
+            while time.monotonic() < until:
+                timed(writes[nbytes], max(2, count // 10))
+        return timed(writes[nbytes], count)
+
+    serve({"about": end.about, "connect": end.connect, "turn": turn})
+    leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
