@@ -18,7 +18,7 @@ from asynchronous_model import BATCH, Network
 from line import serve
 from rdmatensor import DeadlineExceeded, Device, Group, Store
 from rdmatensor.errors import ConnectionRefused
-from rdmatensor.train.run.rejoin import Place
+from rdmatensor.train.run.membership import Membership
 
 PATIENCE = 100.0
 SYNCHRONOUS = "synchronous"
@@ -32,7 +32,7 @@ WAYS: dict[str, Any] = {
 }
 
 
-class Run(Place):
+class Run(Membership):
     """This process's place, its device and its group."""
 
     def __init__(self) -> None:

@@ -23,7 +23,6 @@ from .._api.extras import needed_by
 
 if TYPE_CHECKING:
     from .backend.tensorflow.data import shard
-    from .backend.tensorflow.gradients import AllReduce
     from .backend.tensorflow.optimizer import GradientTape
     from .collectives import (
         all_gather,
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
     from .run.run import Run, init, local_rank, rank, shutdown, size
     from .saving import save
     from .sharding.optimizer import ShardedOptimizer
-    from .sync.base import Synchronizer
+    from .sync.all_reduce import AllReduce
+    from .sync.base import Gradients, Parameters
     from .sync.compression import PowerSGD, Quantized, TopK
     from .sync.decoupled import Decoupled
     from .sync.diloco import DiLoCo
@@ -67,8 +67,10 @@ __all__ = [
     "DiLoCo",
     "GossipPGA",
     "GradientTape",
+    "Gradients",
     "Hierarchical",
     "LocalSGD",
+    "Parameters",
     "PowerSGD",
     "PullGossip",
     "PushGossip",
@@ -76,7 +78,6 @@ __all__ = [
     "Quantized",
     "Run",
     "ShardedOptimizer",
-    "Synchronizer",
     "TopK",
     "all_gather",
     "all_reduce",

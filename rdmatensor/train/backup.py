@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from .backend.tensorflow import operations
-from .backend.tensorflow.exchange import Exchange
+from .backend.tensorflow.exchange import Kept as State
 from .backend.tensorflow.files import read_in_rank_0
 from .backend.tensorflow.interim import until_fit_ends
-from .backend.tensorflow.optimizer import exchange_of, sync_of
+from .backend.tensorflow.optimizer import hooks_of, kept_of, sync_of
 from .backend.tensorflow.parts import part_of
 from .durable import put, sync
 from .run.run import Run
@@ -168,7 +168,7 @@ class Backup:
         sync(self._folder / weights)
         written = self._folder / "state.json.new"
         processes = self._run.size
-        size = processes if self._exchanges or batch else 0
+        size = processes if self._states or batch else 0
         kept = Kept(self._fit, epoch, batch, self._kept.number, size, processes)
         state = {**kept._asdict(), "weights": weights, "built": self._built(), "seeds": self.seeds}
         written.write_text(json.dumps(state))
@@ -202,8 +202,8 @@ class Backup:
     # ---- what each process has for itself ----------------------------------------------------------
 
     @property
-    def _exchanges(self) -> list[Exchange]:
-        found = (exchange_of(each) for each in self._optimizers)
+    def _states(self) -> list[State]:
+        found = (kept_of(each) for each in self._optimizers)
         return [each for each in found if each is not None]
 
     @property
@@ -213,7 +213,7 @@ class Backup:
     @property
     def _variables(self) -> list[Any]:
         """Those that differ between processes whose models do: parameters, and the optimizers' state."""
-        if not any(each.sync.apart or not each.sync.waits for each in self._exchanges):
+        if not any(each.sync.apart or not each.sync.waits for each in self._states):
             return []
         state = [each for optimizer in self._optimizers for each in optimizer.variables]
         return [*self._model.trainable_variables, *state]
@@ -238,7 +238,7 @@ class Backup:
         self._kept = self._kept._replace(number=self._kept.number + 1)
         kept = {
             f"optimizer {i} {name}": value
-            for i, each in enumerate(self._exchanges)
+            for i, each in enumerate(self._states)
             for name, value in each.kept().items()
         }
         if batch:
@@ -251,7 +251,7 @@ class Backup:
         if not kept:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        own = {key: value for each in self._exchanges for key, (_, value) in each.apart.items()}
+        own = {key: value for each in self._states for key, (_, value) in each.apart.items()}
         for i, each in enumerate(self._variables):
             value = own.get(id(each))
             kept[f"variable {i}"] = tf.convert_to_tensor(each).numpy() if value is None else value
@@ -269,7 +269,7 @@ class Backup:
         """
         run = self._run
         for each in self._optimizers:
-            sync_of(each).scatter(each)
+            hooks_of(sync_of(each)).scatter(each)
         if in_parts(self._model):
             self._load(self._folder / _weights_of(kept.number))
         if kept.size == 0 or (self._is_split and kept.size != run.size):
@@ -286,8 +286,8 @@ class Backup:
                 "the files rank_*.npz of all hosts into it, or remove the folder everywhere to begin anew"
             )
         values = [read(file) for file in files]
-        for i, exchange in enumerate(self._exchanges):
-            exchange.restore([having(each, f"optimizer {i} ") for each in values], run.rank)
+        for i, state in enumerate(self._states):
+            state.restore([having(each, f"optimizer {i} ") for each in values], run.rank)
         mine = having(values[run.rank % len(values)], "variable ")
         if len(values) > 1:
             mine |= _mean_of(values, len(self._model.trainable_variables) if mine else 0)

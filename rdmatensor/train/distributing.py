@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .backend.tensorflow.optimizer import checked, inside, put_in_front
 from .run.run import current
 from .shares import weigh_steps
-from .sync.base import Synchronizer
+from .sync.base import Parameters, Synchronizer
 
 # An attribute of a synchronizer: the optimizer that it serves, weakly.
 _SERVES = "_rdmatensor_serves"
@@ -50,13 +50,13 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
     if not scales and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
     sync = checked(sync, Synchronizer, "distribute(optimizer, sync)", "LocalSGD(8)")
-    if run.returns and not sync.comes_back:
+    if run.returns and not (isinstance(sync, Parameters) and sync.comes_back):
         raise UsageError(
             f"rank {run.rank} was started again while the others train: with {type(sync).__name__} it "
             "cannot come back: start all again"
         )
     if run.size > 1:
-        if sync.exchanges:  # it keeps what belongs to one vector of parameters
+        if sync.has_state:  # which belongs to one vector
             served = getattr(sync, _SERVES, lambda: None)()
             if served is not None:
                 raise UsageError(

@@ -9,8 +9,14 @@ from typing import Any
 import keras
 
 from ..errors import UsageError
-from .backend.tensorflow.optimizer import Distributed, inside, leaves_of, move_outwards, sync_of
-from .sync.base import Synchronizer
+from .backend.tensorflow.optimizer import (
+    Distributed,
+    OptimizerHooks,
+    inside,
+    leaves_of,
+    move_outwards,
+    sync_of,
+)
 
 
 def distributed(model: Any) -> list[Any]:
@@ -62,7 +68,7 @@ def _outermost(optimizer: Any) -> Iterator[Any]:
         return
     for found in (each for inner in inside(optimizer) for each in _outermost(inner)):
         sync = sync_of(found)
-        if hasattr(optimizer, "optimizers") and type(sync).front is not Synchronizer.front:
+        if hasattr(optimizer, "optimizers") and isinstance(sync, OptimizerHooks):
             raise UsageError(
                 f"{type(sync).__name__} and {type(optimizer).__name__}: the state would be saved in strips: "
                 "use rt.AllReduce()"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .backend.tensorflow import operations
-from .backend.tensorflow.optimizer import sync_of
+from .backend.tensorflow.optimizer import hooks_of, sync_of
 from .backup import in_parts
 from .optimizers import distributed
 from .run.run import current
@@ -19,11 +19,11 @@ def save(model: Any, path: Any) -> None:
     """
     run, optimizers = current(), distributed(model)
     for each in optimizers:
-        sync_of(each).gather(each)
+        hooks_of(sync_of(each)).gather(each)
     try:
         if run.rank == 0 or in_parts(model):
             model.save(path)
     finally:
         for each in optimizers:
-            sync_of(each).release(each)
+            hooks_of(sync_of(each)).release(each)
         operations.barrier(run, "save")

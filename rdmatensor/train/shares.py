@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from .backend.tensorflow import operations
-from .backend.tensorflow.optimizer import sync_of
+from .backend.tensorflow.optimizer import averages_gradients, sync_of
 from .backend.tensorflow.parts import division_of
 from .backend.tensorflow.weighing import Weighing
 from .optimizers import distributed
@@ -71,7 +71,7 @@ def _of_any_rows(data: Any) -> Any:
 def _weighing_of(model: Any, data: Any) -> Weighing | None:
     """None if its optimizers do not average the gradients of each step over all processes."""
     optimizers = distributed(model)
-    if not optimizers or not all(sync_of(each).averages for each in optimizers):
+    if not optimizers or not all(averages_gradients(sync_of(each)) for each in optimizers):
         return None
     if division_of(model.trainable_variables).period > 1:
         return None

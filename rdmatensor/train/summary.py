@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from .backend.tensorflow import operations
-from .backend.tensorflow.optimizer import sync_of
+from .backend.tensorflow.optimizer import averages_gradients, sync_of
 from .costs import Row, differences, numbers, statistics, table
 from .optimizers import distributed
 from .run.run import Run
@@ -72,7 +72,7 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _compare(self, examples: Sequence[float], syncs: Sequence[Synchronizer]) -> None:
         """Warns, in rank 0, if models count equally that have seen different numbers of examples."""
-        apart = next((type(sync).__name__ for sync in syncs if not sync.averages), None)
+        apart = next((type(sync).__name__ for sync in syncs if not averages_gradients(sync)), None)
         if apart and self._run.rank == 0 and min(examples) != max(examples):
             warnings.warn(
                 f"processes have trained on {min(examples):.0f} to {max(examples):.0f} examples, and {apart} "

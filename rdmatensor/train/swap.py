@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from .backend.tensorflow import mixin
-from .backend.tensorflow.optimizer import sync_of
+from .backend.tensorflow.optimizer import hooks_of, sync_of
 
 
 def swap_whole(callback: Any) -> None:
@@ -24,5 +24,5 @@ class _WholeSwap:
 
     def _swap_variables(self) -> None:
         optimizer = self.model.optimizer
-        with sync_of(optimizer).changed(optimizer):
+        with hooks_of(sync_of(optimizer)).changed(optimizer):
             super()._swap_variables()  # type: ignore[misc]

@@ -18,7 +18,14 @@ from .backend.tensorflow import operations
 from .backend.tensorflow.agree import labels_of
 from .backend.tensorflow.equal import broadcast_variables, comparable, differing, take_rank_0s
 from .backend.tensorflow.interim import until_fit_ends
-from .backend.tensorflow.optimizer import exchange_of, iterations_of, leaves_of, sync_of, trace_anew
+from .backend.tensorflow.optimizer import (
+    exchange_of,
+    hooks_of,
+    iterations_of,
+    leaves_of,
+    sync_of,
+    trace_anew,
+)
 from .backend.tensorflow.seeds import Streams
 from .backend.tensorflow.synchronized import check
 from .backup import Backup, Kept, skip
@@ -27,7 +34,7 @@ from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
 from .run.run import Run
 from .swap import swap_whole
-from .sync.base import Synchronizer
+from .sync.base import Parameters, Synchronizer
 from .uneven import Uneven
 
 
@@ -147,7 +154,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     def _take_rank_0s(self, optimizer: Any) -> None:
         state = list(self.model.variables)
         for each, sync in self._syncs():
-            state += sync.shared(each)
+            state += hooks_of(sync).shared(each)
         if optimizer is not None and optimizer not in self._optimizers:
             state += optimizer.variables
         broadcast_variables(self._run, state, 0, "the model at the start")
@@ -172,7 +179,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._done = epoch, self._skip
         for each, sync in self._syncs():
-            sync.release(each)
+            hooks_of(sync).release(each)
         if self._list is None:
             self.part()
 
@@ -183,7 +190,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             exchange = exchange_of(each)
             if exchange is not None:
                 exchange.part()
-            sync.resume(self.model, each)
+            hooks_of(sync).resume(self.model, each)
         if self._skip and self._backup is not None:
             skip(self.model, self._skip, self._uneven.saw if self._uneven else lambda batch: None)
             self._backup.restore_metrics()
@@ -195,7 +202,9 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             self._compare("after the first step")
         if logs and "loss" in logs:
             observers = [
-                sync for _, sync in self._syncs() if type(sync).observe is not Synchronizer.observe
+                sync
+                for _, sync in self._syncs()
+                if isinstance(sync, Parameters) and type(sync).observe is not Parameters.observe
             ]
             if observers:
                 mean, count = self._shown if batch >= self._shown[1] else (0.0, 0)
@@ -248,13 +257,13 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _gather(self) -> None:
         for each, sync in self._syncs():
-            sync.gather(each)
+            hooks_of(sync).gather(each)
 
     def _keep(self, epoch: int, batch: int, metrics: bool = True) -> None:
         """Keeps a backup after so many batches of an epoch, in all processes or in none."""
         assert self._backup is not None
         for each, sync in self._syncs():
-            sync.settle(each)
+            hooks_of(sync).settle(each)
         self._gather()
         self._kept = epoch, batch
         self._backup.save_own(batch, metrics)
@@ -265,8 +274,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
         self._backup.save(epoch, batch)
         if batch:
             for each, sync in self._syncs():
-                sync.release(each)
-                sync.resume(self.model, each)
+                hooks_of(sync).release(each)
+                hooks_of(sync).resume(self.model, each)
 
     def _look_at_callbacks(self) -> None:
         """Finds out whether anything may look at models at the end of epochs, in any process: a callback that
@@ -310,7 +319,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             return
         state = self._state(self.model.variables)
         for each, sync in self._syncs():
-            state += comparable(sync.shared(each))
+            state += comparable(hooks_of(sync).shared(each))
         take_rank_0s(self._run, state, "the model when callbacks had begun", always=True)
 
     def _settle(self) -> None:
@@ -319,7 +328,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._settled = True
         for each, sync in self._syncs():
-            sync.settle(each)
+            hooks_of(sync).settle(each)
             exchange = exchange_of(each)
             if exchange is not None:
                 exchange.settle(averages(each))
@@ -401,12 +410,13 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_end(self, logs: Any = None) -> None:
         for each, sync in self._syncs():
-            sync.leave(self.model, each)
-            sync.release(each)
+            hooks_of(sync).leave(self.model, each)
+            hooks_of(sync).release(each)
             exchange = exchange_of(each)
-            if exchange is not None and type(sync).conclude is not Synchronizer.conclude:
-                exchange.conclude(int(iterations_of(each).numpy()))
-            sync.finish()
+            if exchange is not None:
+                if type(exchange.sync).conclude is not Parameters.conclude:
+                    exchange.conclude(int(iterations_of(each).numpy()))
+                exchange.sync.finish()
         self._compare("when training ended")
         if self._list is None:
             self.end()

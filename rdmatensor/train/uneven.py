@@ -15,7 +15,7 @@ from .backend.tensorflow import operations
 from .backend.tensorflow.agree import label
 from .backend.tensorflow.equal import differing
 from .backend.tensorflow.interim import until_fit_ends
-from .backend.tensorflow.optimizer import sync_of
+from .backend.tensorflow.optimizer import averages_gradients, sync_of
 from .backend.tensorflow.parts import part_of
 from .backend.tensorflow.rows import count_of
 from .backend.tensorflow.weighing import Presence
@@ -74,7 +74,7 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
         self._acts = all(sync.waits for sync in syncs)
         if not self._acts:
             return
-        apart = next((type(sync).__name__ for sync in syncs if not sync.averages), None)
+        apart = next((type(sync).__name__ for sync in syncs if not averages_gradients(sync)), None)
         divided = any(map(part_of, model.variables))
         if apart or divided or not syncs:
             what = (

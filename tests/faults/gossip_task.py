@@ -15,7 +15,8 @@ import numpy as np
 
 import rdmatensor
 import rdmatensor.train as rt
-from rdmatensor.train.run.rejoin import Place, read_model
+from rdmatensor.train.run.membership import Membership
+from rdmatensor.train.run.rejoin import read_model
 from rdmatensor.train.sync.base import Array
 from rdmatensor.train.sync.gossip import Gossip
 from rdmatensor.train.sync.members import Members
@@ -74,7 +75,7 @@ def ways() -> list[Any]:
 class Model:
     """A vector that shall become the common target. A process sees only a part of it, so alone it cannot."""
 
-    def __init__(self, run: Place, sync: Any) -> None:
+    def __init__(self, run: Membership, sync: Any) -> None:
         self.sync = sync
         self._target = np.random.default_rng(1).standard_normal(NUMBERS).astype("f")
         self._seen = np.arange(NUMBERS) % run.size != run.rank
@@ -138,7 +139,7 @@ class Member:
 
     def begin(self, episode: str, addresses: list[str], again: bool) -> None:
         """Opens all models: with all others, or again, in the place of a process that died."""
-        self._run = run = Place()
+        self._run = run = Membership()
         run.rank, run.size, run.timeout = self._rank, self._size, PATIENCE
         run.device, run.name = self._device, episode
         if again:

@@ -211,7 +211,7 @@ def rows() -> Any:
     mine = tf.IndexedSlices(
         tf.ones([count, 2]) * (run.rank + 1.0), tf.range(count, dtype=tf.int64), tf.constant([5, 2])
     )
-    (mean,) = gradients.mean(run, [mine], rt.AllReduce(), "rows")
+    (mean,) = gradients.mean(run, [mine], name="rows")
     return tf.convert_to_tensor(mean).numpy().tolist()
 
 

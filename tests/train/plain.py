@@ -20,9 +20,10 @@ from sklearn.datasets import load_digits
 import rdmatensor.train as rt
 from rdmatensor import Device, Group
 from rdmatensor.errors import ConnectionRefused
-from rdmatensor.train.run.rejoin import Place, find, read_model
+from rdmatensor.train.run.membership import Membership
+from rdmatensor.train.run.rejoin import find, read_model
 from rdmatensor.train.sync import gossip, rules
-from rdmatensor.train.sync.base import Array, Synchronizer
+from rdmatensor.train.sync.base import Array, Parameters
 
 CLASSES, WIDTH, BATCH = 10, 65, 16
 
@@ -34,7 +35,7 @@ class Deaf(rt.PullGossip):
         return super().exchange(x.copy(), step, rate)
 
 
-class Run(Place):
+class Run(Membership):
     """What synchronizers need of rdmatensor.train.Run, without TensorFlow."""
 
     def __init__(self, again: bool = False) -> None:
@@ -81,7 +82,7 @@ def accuracy(weights: Array, x: Array, y: Array) -> float:
 class Trained:
     """A model of this process, and how it is synchronized."""
 
-    def __init__(self, run: Any, sync: Synchronizer, x: Array, y: Array) -> None:
+    def __init__(self, run: Any, sync: Parameters, x: Array, y: Array) -> None:
         self.sync, self._x, self._y = sync, x, y
         self.weights = np.zeros(WIDTH * CLASSES, "f")
         if run.group is None:

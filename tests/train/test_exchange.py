@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from rdmatensor.train.backend.tensorflow.exchange import Exchange
-from rdmatensor.train.sync.base import Array, Synchronizer
+from rdmatensor.train.sync.base import Array, Parameters
 
 
-class _Counting(Synchronizer):
+class _Counting(Parameters):
     def begin(self, run: Any, x: Array) -> int:
         self.x = x
         return 1

@@ -12,12 +12,12 @@ import pytest
 
 import rdmatensor
 import rdmatensor.train as rt
-from rdmatensor.train.run.rejoin import Place
+from rdmatensor.train.run.membership import Membership
 from rdmatensor.train.sync.gossip import weight_of
 from rdmatensor.train.sync.members import Members
 from support.waits import PATIENCE, until
 
-Open = Callable[[int], Place]
+Open = Callable[[int], Membership]
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def place() -> Iterator[Open]:
             stack.enter_context(rdmatensor.Device(f"rank {rank}")) for rank in range(2)
         ]
 
-        def make(rank: int) -> Place:
-            run = Place()
+        def make(rank: int) -> Membership:
+            run = Membership()
             run.rank, run.size, run.timeout, run.device = rank, 2, PATIENCE, devices[rank]
             run.addresses = [device.address for device in devices]
             return run

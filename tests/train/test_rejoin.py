@@ -13,6 +13,7 @@ from rdmatensor import Device
 from rdmatensor.errors import UsageError
 from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.run import rejoin
+from rdmatensor.train.run.membership import Membership
 from rdmatensor.train.run.roles import Role
 from rdmatensor.train.run.run import Run
 from support.ports import free_ports
@@ -36,7 +37,7 @@ def there() -> Iterator[list[str]]:
     with ExitStack() as stack:
         devices = []
         for addresses in (FIRST, SECOND):
-            place = rejoin.Place()
+            place = Membership()
             place.device = stack.enter_context(Device("there"))
             place.addresses = addresses
             place.published = rejoin.Addresses(place)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rdmatensor import Device, Group
-from rdmatensor.train.run.rejoin import Place
+from rdmatensor.train.run.membership import Membership
 from rdmatensor.train.run.subgroup import gather_texts
 from rdmatensor.train.sync.compression import Compression, PowerSGD, Quantized, TopK
 from rdmatensor.train.sync.diloco import DiLoCo
@@ -162,7 +162,7 @@ def test_operations_wait_as_long_as_init_was_told() -> None:
     """Where none is given, the setting DEADLINE_MS counts, which is for hardware and not for training."""
 
     def act(group: Group) -> Any:
-        run: Any = Place()
+        run: Any = Membership()
         run.group = noting = _Deadlines(group)
         run.rank, run.size, run.device = group.rank, group.size, group._device
         run.timeout = PATIENCE - 1
@@ -190,7 +190,7 @@ def test_diloco_begins_with_one_model() -> None:
     """Also where each process has one of its own, as after shutdown() and init() without fit()."""
 
     def act(group: Group) -> Any:
-        run: Any = Place()
+        run: Any = Membership()
         run.group, run.size, run.timeout = group, group.size, PATIENCE
         sync, x = DiLoCo(1, rate=1.0, momentum=0.0), np.full(4, group.rank, "f")
         sync.begin(run, x)
@@ -248,8 +248,8 @@ SAME = [
 ]
 # Each process sees half of the classes, so no model is right without the others.
 LEARN = [
-    "AllReduce(compression=TopK(0.05))",
-    "AllReduce(compression=Quantized('fp8'))",
+    "TopK(0.05)",
+    "Quantized('fp8')",
     "LocalSGD(period=5)",
     "DiLoCo(period=5, fragments=2)",
     "GossipPGA(average_every=4)",
@@ -279,7 +279,7 @@ def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
     """It is synchronous with a period of one, and goes on from a backup, in which leaders have more."""
     once = ["AllReduce()", "Hierarchical(host_size=2, between=LocalSGD(period=1))",
             "Hierarchical(between=LocalSGD(period=1))"]  # fmt: skip
-    inside = "AllReduce(compression=TopK(0.2))"
+    inside = "TopK(0.2)"
     each = [f"Hierarchical(host_size=2, inside={inside}, between=DiLoCo(3))"]
     how: dict[str, Any] = {"backups": str(tmp_path), "adam": False, "late": True}
     answers = run("resumes", 4, tmp_path, each=each, once=once, **how)
@@ -294,9 +294,9 @@ def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
 
 # Steps in between two exchanges, and after an exchange, are kept: 8 steps are.
 EXACT = [
-    "AllReduce(compression=TopK(0.2))",
-    "AllReduce(compression=Quantized('int8'))",
-    "AllReduce(compression=PowerSGD(2))",
+    "TopK(0.2)",
+    "Quantized('int8')",
+    "PowerSGD(2)",
     "LocalSGD(period=QSR(0.02, base=3))",
     "DiLoCo(period=3, fragments=2, compression=TopK(0.5, decay=0.9))",
     "Hierarchical(host_size=1, between=LocalSGD(period=AdaComm(3)))",

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.gradients import AllReduce, mean
+from ..backend.tensorflow.gradients import mean
 from ..run.run import Run
 from ..sync.base import Array
 from .choice import Costs, Size, fitted
@@ -69,7 +69,7 @@ class Trial:
             placement.run,
             [tape.gradient(loss, table)],
             [table],
-            lambda left: mean(placement.run, left, AllReduce(), "a measurement"),
+            lambda left: mean(placement.run, left, name="a measurement"),
             keep_rows=True,
         )
         update_rows(self._rule, placement, table, gradient, tf.constant(1e-3))

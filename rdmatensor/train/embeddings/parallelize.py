@@ -14,11 +14,12 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
-from ..backend.tensorflow.optimizer import move_outwards, sync_of
+from ..backend.tensorflow.optimizer import OptimizerHooks, move_outwards, sync_of
 from ..backend.tensorflow.parts import part_of
 from ..distributing import distribute
 from ..run.run import Run, current
-from ..sync.base import Synchronizer
+from ..sync.base import Parameters
+from ..sync.compression import Compression
 from .choice import Size
 from .choice import partitions as best_partitions
 from .contest import decide
@@ -49,13 +50,13 @@ class Parallel(WholeModel):
         if any(part_of(each) and not is_owned(each) for each in model.variables):
             raise UsageError("split() and parallelize() cannot share a model")
         sync = sync_of(model.optimizer)
-        if type(sync).front is not Synchronizer.front:
+        if isinstance(sync, OptimizerHooks):
             raise UsageError(
                 f"{type(sync).__name__} and parallelize() cannot share a model: use AllReduce()"
             )
-        if sync.exchanges and owned_in(self):
+        if isinstance(sync, (Parameters, Compression)) and owned_in(self):
             raise UsageError(
-                "tables with owners are trained synchronously: use AllReduce() without errors to keep, or "
+                "tables with owners are trained synchronously: use AllReduce(), or "
                 'parallelize(model, ways="gather")'
             )
         update_by_rows(model.optimizer)

@@ -4,11 +4,9 @@ it reads."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,56 +14,22 @@ from ..._api.region import Access
 from ...device import Device
 from ...errors import ConnectionFailure, DeadlineExceeded, RegionError, UsageError
 from ...store import Store
-from ..sync.base import Array
-
-if TYPE_CHECKING:
-    from ...group import Group
+from .membership import Array, Membership
 
 _ADDRESS = 280
 # Seconds within which a process that is there answers.
 _ANSWER = 2.0
-_MOVING = threading.Lock()
 _UNREACHED = (ConnectionFailure, DeadlineExceeded, RegionError)
-
-
-class Place:
-    """What one of `size` processes has that train together."""
-
-    rank: int
-    size: int
-    timeout: float
-    device: Device | None = None
-    group: Group | None = None
-    """None in a process that has come back: it is in no group."""
-    name = "rdmatensor.train"
-    step = 0
-    """At which step a process has come back."""
-    stores = 0
-    """How many it has made."""
-    addresses: Sequence[str] = ()
-    """Of all processes' devices, once somebody has needed them."""
-    published: Addresses | None = None
-
-    def name_of_next_store(self) -> str:
-        """Processes make their stores in the same order."""
-        return f"{self.name} {self.stores + 1}"
-
-    def moved(self, rank: int, address: str) -> None:
-        """Notes where a process is now. Any thread may call it."""
-        with _MOVING:
-            self.addresses = [*self.addresses[:rank], address, *self.addresses[rank + 1 :]]
-            if self.published is not None:
-                self.published[rank] = address
 
 
 class Addresses:
     """Those of all processes' devices, where a process can read them that comes back."""
 
-    def __init__(self, place: Place) -> None:
-        assert place.device is not None
-        addresses = place.addresses
-        self._texts = place.device.allocate(
-            (len(addresses), _ADDRESS), access=Access.READ, name=f"{place.name} addresses"
+    def __init__(self, members: Membership) -> None:
+        assert members.device is not None
+        addresses = members.addresses
+        self._texts = members.device.allocate(
+            (len(addresses), _ADDRESS), access=Access.READ, name=f"{members.name} addresses"
         ).array
         for rank, address in enumerate(addresses):
             self[rank] = address
@@ -117,7 +81,7 @@ def _ask(device: Device, address: str) -> Array | None:
         return max(end - time.monotonic(), 0.0)
 
     try:
-        region = device.connect(address, left()).region(f"{Place.name} addresses", left())
+        region = device.connect(address, left()).region(f"{Membership.name} addresses", left())
         rows = np.empty((region.nbytes // _ADDRESS, _ADDRESS), np.uint8)
         region.read_into(rows).wait(left())
     except _UNREACHED:
@@ -130,7 +94,7 @@ def name_of_models(store: str) -> str:
     return f"{store} model"
 
 
-def read_model(run: Place, x: Array) -> int:
+def read_model(run: Membership, x: Array) -> int:
     """Reads the model of one of the others into `x`, and returns its step.
 
     A process offers its model soon after it has seen this one die. Raises DeadlineExceeded if none does.

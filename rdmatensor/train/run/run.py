@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ..backend.tensorflow import operations
-from ..backend.tensorflow.interim import watch_fits
-from .rejoin import Place, decoded, encoded, find
+from ..backend.base import backend
+from .membership import Membership
+from .rejoin import decoded, encoded, find
 from .roles import Role, device_of, join, role_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .subgroup import Part
 
 
-class Run(Place):
+class Run(Membership):
     """This process's membership. `group` and `device` are None if the process is alone.
 
     `group` is also None if the process `returns` to others that train without waiting.
@@ -27,8 +27,7 @@ class Run(Place):
 
     def __init__(self, role: Role, timeout: float) -> None:
         self.rank, self.size = role.rank, role.size
-        self.closing: list[Callable[[], None]] = []
-        """What is called before the group is left, each time."""
+        self.closing = []
         self.saves = False
         """Whether a callback of rank 0 saves models."""
         self.folders: dict[str, tuple[Callable[[], Any], int]] = {}
@@ -44,16 +43,14 @@ class Run(Place):
         """The groups of some of the processes that this one has joined, in the order of the program."""
         self.topology: Topology | None = None
         """The links between processes, if init() was told of them."""
-        self._arena: int | None = None
-        self.handle: Any = None
-        """The group as a tensor, for operations. It stays the same when the process joins again."""
+        self._arena: Any = None
         self._join(role, timeout)
 
     def _join(self, role: Role, timeout: float) -> None:
         self.local_rank, self.timeout = role.local_rank, timeout
         if role.size == 1:
             return
-        operations.library()  # if TensorFlow cannot load it, nobody waits for this process
+        backend().load()  # if TensorFlow cannot load it, nobody waits for this process
         self.device = device_of(role)
         self._arena = None  # that of an earlier group is gone
         try:
@@ -62,13 +59,13 @@ class Run(Place):
                 others.insert(0, role.root)
             self.addresses = find(self.device, others, role.size)
             self.returns = bool(self.addresses)
-            self._arena = operations.share_arena(self.device)
+            self._arena = backend().share(self.device)
             if self.returns:
                 return
             self.group = join(self.device, role, "rdmatensor.train", timeout)
-            self.handle = operations.handle_of(self.device, self.group, timeout, self.handle)
+            self.handle = backend().join(self.device, self.group, timeout, self.handle)
         except BaseException:
-            operations.unshare_arena(self._arena)
+            backend().unshare(self._arena)
             self.device.close()
             raise
 
@@ -109,13 +106,13 @@ class Run(Place):
         device, self.device = self.device, None
         group, self.group = self.group, None
         if self.handle is not None:
-            operations.leave(self.handle, release=False)
+            backend().leave(self.handle, release=False)
         if group is not None:
             group.close()
         if self.handle is not None:
-            operations.leave(self.handle, release=True)
+            backend().leave(self.handle, release=True)
         if device is not None:
-            operations.unshare_arena(self._arena)
+            backend().unshare(self._arena)
             device.close()
 
 
@@ -165,12 +162,8 @@ def init(
             _run, _before = _before, None
         else:
             _run = Run(role, timeout)
-        watch_fits()
         atexit.register(shutdown)
-        if _run.size > 1:
-            from ..backend.tensorflow.synchronized import synchronize_moments
-
-            synchronize_moments(_together)
+        backend().begin(_together)
         try:
             _follow(_run, topology)
             _run.join_parts()

@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from ...errors import UsageError
 from ...group import Group
 from ...topology import Topology
-from ..backend.tensorflow import operations
-from .rejoin import Place
+from ..backend.base import backend
+from .membership import Membership
 from .roles import device_name
 from .run import LEFT, Run
 
 _TEXT = 512
 
 
-class Part(Place):
+class Part(Membership):
     """Some of a run's processes, as a run of their own.
 
     If the run knows its links, the group has trees along those among its members.
@@ -31,10 +29,9 @@ class Part(Place):
         self.size, self.rank = len(ranks), list(ranks).index(run.rank)
         self.ranks = [run.ranks[each] for each in ranks]
         """Of the members, in the whole run."""
-        self.closing: list[Callable[[], None]] = run.closing
+        self.closing = run.closing
         self.parts = run.parts
         self.group: Group | None = None
-        self.handle: Any = None
         self.join(run, root)
         if self.size > 1:
             self.parts.append(self)
@@ -49,8 +46,7 @@ class Part(Place):
         assert run.device is not None
         first = device_name(self.ranks[0])
         self.group = Group(run.device, self.rank, self.size, root, self.name, run.timeout, first)
-        with tf.init_scope():  # it may be made while a step is traced
-            self.handle = operations.handle_of(run.device, self.group, run.timeout, self.handle)
+        self.handle = backend().join(run.device, self.group, run.timeout, self.handle)
         try:
             if run.topology is not None:
                 self.follow(run.topology)
@@ -85,12 +81,12 @@ class Part(Place):
         """Leaves the group, until the run joins again."""
         group, self.group = self.group, None
         if group is not None:
-            operations.leave(self.handle, release=False)
+            backend().leave(self.handle, release=False)
             group.close()
-            operations.leave(self.handle, release=True)
+            backend().leave(self.handle, release=True)
 
 
-def gather_texts(run: Place, text: str) -> list[str]:
+def gather_texts(run: Membership, text: str) -> list[str]:
     """Every member's text, by rank. It may have 512 bytes."""
     mine = np.zeros(_TEXT, np.uint8)
     encoded = text.encode()[:_TEXT]

@@ -19,14 +19,14 @@ import tensorflow as tf
 from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.elementwise import refuse_if_not_elementwise
-from ..backend.tensorflow.gradients import check_bucket_bytes
 from ..backend.tensorflow.names import plain
-from ..backend.tensorflow.optimizer import Distributed, put_in_front
+from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, put_in_front
 from ..backend.tensorflow.parts import division_of
 from ..backend.tensorflow.weighing import of_present
 from ..run.run import Run
 from ..run.subgroup import Part, gather_texts
-from ..sync.base import Array, Synchronizer
+from ..sync.all_reduce import check_bucket_bytes
+from ..sync.base import Array, Gradients
 from .prefetch import Ahead
 from .shards import Buckets, Cut, Strip
 
@@ -35,7 +35,7 @@ _made = itertools.count()
 
 
 @dataclass(eq=False)
-class ShardedOptimizer(Synchronizer):
+class ShardedOptimizer(Gradients, OptimizerHooks):
     """Synchronous training in which each of N processes keeps one N-th of the optimizer's state.
 
     Gradients are reduced so that each process has the mean of its strip of each variable only. It updates
@@ -60,7 +60,7 @@ class ShardedOptimizer(Synchronizer):
     def __post_init__(self) -> None:
         check_bucket_bytes(self.bucket_bytes)
 
-    def front(self, optimizer: Any, run: Run) -> type | None:
+    def front(self, optimizer: Any, run: Run) -> type:
         if hasattr(_sharded(optimizer), "optimizers"):
             raise UsageError(
                 "ShardedOptimizer and MultiOptimizer: strips of variables have no names to choose an "

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every way to keep models together has to offer, and what it gets."""
+"""The two interfaces of synchronizers: one acts on gradients, the other on parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
@@ -14,109 +13,32 @@ import numpy.typing as npt
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..run.membership import Membership
 
 Array = npt.NDArray[Any]
 
 
 class Synchronizer:
-    """Keeps the models of several processes together. `distribute` takes one; it serves one optimizer.
+    """What Gradients and Parameters have in common: a state, of which a backup keeps a copy.
 
-    A synchronizer acts on gradients, before the optimizer uses them, or on parameters, after it has. The
-    first happens in TensorFlow's graph (`gradients`). The second happens in Python: `exchange` gets all
-    trainable variables as one vector. TensorFlow calls it on a thread of its own, never twice at a time.
+    `distribute` takes either; it serves one optimizer if it has a state.
     """
 
-    exchanges: ClassVar[bool] = False
-    """Whether `begin` and `exchange` are called."""
     waits: ClassVar[bool] = True
     """Whether processes need each other in each exchange. If so, they have to take equally many steps, and
     metrics are averaged at the end of epochs. If not, nothing but the start needs all of them."""
-    apart: ClassVar[bool] = False
-    """Whether models differ between exchanges although `waits` is true: a backup keeps each of them."""
-    averages: ClassVar[bool] = False
-    """Whether the gradients of each step become their mean over all processes, so that losses are weighed
-    by what they are means of."""
-    comes_back: ClassVar[bool] = False
-    """Whether a process that died can come back while the others train."""
-    shapes: Sequence[tuple[int, ...]] = ()
-    """Those of the variables in `x`, in their order. Set before `begin`."""
-    names: Sequence[str] = ()
-    """Of the variables that gradients are of, in their order. Set before `gradients`: what processes exchange
-    has these names, so that they notice if they mean different variables."""
-
-    def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
-        """Changes gradients (tensors, IndexedSlices or None) while TensorFlow traces the step."""
-        return list(gradients)
-
-    def front(self, optimizer: Any, run: Run) -> type | None:
-        """The class to put in front of the optimizer's, if not the one that calls `gradients`."""
-        return None
-
-    def shared(self, optimizer: Any) -> list[Any]:
-        """The optimizer's variables that are equal in all processes."""
-        return list(optimizer.variables)
-
-    def gather(self, optimizer: Any) -> None:
-        """Called by all processes before rank 0 saves the optimizer."""
-
-    def scatter(self, optimizer: Any) -> None:
-        """Called by all processes after rank 0 has loaded the optimizer."""
-
-    def release(self, optimizer: Any) -> None:
-        """Called when what `gather` brought is needed no more."""
-
-    def changed(self, optimizer: Any) -> AbstractContextManager[None]:
-        """Inside, an optimizer's callback changes whole variables in eager code."""
-        return nullcontext()
-
-    def resume(self, model: Any, optimizer: Any) -> None:
-        """Called by callbacks() before each epoch, in all processes."""
-
-    def settle(self, optimizer: Any) -> None:
-        """Called by callbacks() before a model is validated, and after each epoch, in all processes."""
-
-    def leave(self, model: Any, optimizer: Any) -> None:
-        """Called by callbacks() when fit ends, in all processes."""
-
-    def begin(self, run: Run, x: Array) -> int:
-        """Called once, before the first update. Returns the step after which `exchange` is called first.
-
-        All processes call it, and may use the group. `x`, the parameters, belongs to the caller: copy what
-        you keep. In a process that comes back, `run.group` is None, and `x` is the model of another one after
-        `run.step` steps.
-        """
-        return 1
-
-    def exchange(self, x: Array, step: int, rate: float) -> int:
-        """Changes the parameters `x` in place, after `step` updates. Returns the step of the next exchange.
-
-        `x` is float32, or float64 if a variable is. `rate` is the learning rate in force. What it raises
-        ends the step with an error.
-        """
-        raise UsageError(
-            f"{type(self).__name__} says that it exchanges parameters: define its exchange()"
-        )
-
-    def conclude(self, x: Array, step: int) -> None:
-        """Called by callbacks() when fit ends, in all processes if they wait. Changes `x`, as `exchange`
-        does, so that all end with one model."""
-
-    def observe(self, loss: float) -> None:
-        """Called by callbacks() after each batch of fit, with the mean loss of the batches since the last
-        call."""
 
     def state(self) -> Mapping[str, Array]:
-        """What a backup keeps of this process beside its parameters. Called between steps."""
+        """Return what a backup keeps of this process beside its parameters. Called between steps."""
         return {}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Takes what `state` gave in an earlier program. Called before `begin`."""
+        """Take what `state` gave in an earlier program. Called before the first step."""
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
-        """What `restore` gets in process `rank` of `size`, if there were as many processes as `states`.
+        """Return what `restore` gets in process `rank` of `size`, if there were as many as `states`.
 
         Raises UsageError if it cannot go on with another number of processes.
         """
@@ -127,11 +49,81 @@ class Synchronizer:
             )
         return {}
 
-    def finish(self) -> None:
-        """Called when fit ends. Waits for others where they still need this process."""
+    @property
+    def has_state(self) -> bool:
+        """Whether it belongs to one optimizer."""
+        return type(self).state is not Synchronizer.state
+
+    @property
+    def apart(self) -> bool:
+        """Whether models differ between exchanges for which processes wait."""
+        return False
 
     def close(self) -> None:
-        """Gives up what `begin` opened. Called when the process leaves the group; may be called again."""
+        """Give up what was opened. Called when the process leaves the group; may be called again."""
+
+
+class Gradients(Synchronizer):
+    """Changes gradients before the optimizer uses them, while the framework traces the step."""
+
+    averages: ClassVar[bool] = False
+    """Whether gradients become their mean over all processes, so that losses are weighed by what they are
+    means of."""
+    names: Sequence[str] = ()
+    """Of the variables that gradients are of, in their order. Set before `gradients`: what processes exchange
+    has these names, so that they notice if they mean different variables."""
+
+    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> Sequence[Any]:
+        """Return the gradients to apply, from tensors, IndexedSlices and None, of the processes `members`."""
+        raise UsageError(f"{type(self).__name__} changes gradients: define its gradients()")
+
+
+class Parameters(Synchronizer):
+    """Changes parameters after the optimizer has updated them, in Python: all of them as one vector.
+
+    The framework calls it on a thread of its own, never twice at a time.
+    """
+
+    comes_back: ClassVar[bool] = False
+    """Whether a process that died can come back while the others train."""
+    shapes: Sequence[tuple[int, ...]] = ()
+    """Those of the variables in `x`, in their order. Set before `begin`."""
+
+    @property
+    def has_state(self) -> bool:
+        return True
+
+    @property
+    def apart(self) -> bool:
+        return self.waits
+
+    def begin(self, members: Membership, x: Array) -> int:
+        """Called once, before the first update. Returns the step after which `exchange` is called first.
+
+        All processes call it, and may use the group. `x`, the parameters, belongs to the caller: copy what
+        you keep. In a process that comes back, `members.group` is None, and `x` is the model of another one
+        after `members.step` steps.
+        """
+        return 1
+
+    def exchange(self, x: Array, step: int, rate: float) -> int:
+        """Changes the parameters `x` in place, after `step` updates. Returns the step of the next exchange.
+
+        `x` is float32, or float64 if a variable is. `rate` is the learning rate in force. What it raises
+        ends the step with an error.
+        """
+        raise UsageError(f"{type(self).__name__} exchanges parameters: define its exchange()")
+
+    def conclude(self, x: Array, step: int) -> None:
+        """Called by callbacks() when fit ends, in all processes if they wait. Changes `x`, as `exchange`
+        does, so that all end with one model."""
+
+    def observe(self, loss: float) -> None:
+        """Called by callbacks() after each batch of fit, with the mean loss of the batches since the last
+        call."""
+
+    def finish(self) -> None:
+        """Called when fit ends. Waits for others where they still need this process."""
 
 
 def average(run: Any, x: Array, name: str) -> bool:

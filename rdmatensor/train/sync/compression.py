@@ -11,26 +11,39 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..backend.base import backend
 from . import rules
+from .base import Array, Gradients
 
 if TYPE_CHECKING:
     from ...group import Group
+    from ..run.membership import Membership
 
-Array = NDArray[Any]
 Shapes = Sequence[tuple[int, ...]]
 Codes = Literal["int8", "fp8"]
 _CODERS = {"int8": (rules.to_int8, rules.from_int8), "fp8": (rules.to_fp8, rules.from_fp8)}
 _TYPES = {"int8": np.int8, "fp8": np.uint8}
 
 
-class Compression:
-    """What `mean` of all compressions does; itself, it compresses nothing."""
+class Compression(Gradients):
+    """What all compressions do with gradients, and for DiLoCo; itself, it compresses nothing.
+
+    All dense gradients travel at once, when the backward pass is over.
+    """
+
+    averages = True
 
     def __init__(self) -> None:
         self.error: Array | None = None
         """What was left out so far."""
+
+    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+        def mean(vector: Array, shapes: Shapes, detail: str) -> Array:
+            assert members.group is not None
+            return self.mean(members.group, vector, shapes, detail, members.timeout)
+
+        return backend().as_vector(members, gradients, mean, name, self.names)
 
     def mean(self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float) -> Array:
         """The mean over the group's members, who call it with vectors of equal sizes.

@@ -11,12 +11,12 @@ import numpy as np
 
 from ...errors import UsageError
 from . import rules
-from .base import Array, Synchronizer, same_size
+from .base import Array, Parameters, same_size
 from .members import Members
 from .owned_shards import Strips, recut
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..run.membership import Membership
 
 # Seconds between two looks whether the grace has passed.
 _TICK = 0.02
@@ -24,7 +24,7 @@ _TICK = 0.02
 _ARRIVED = ("from", "weights", "changes")
 
 
-class Decoupled(Synchronizer):
+class Decoupled(Parameters):
     """Every `period` steps a process sends what it has changed, and soon afterwards takes up what all have.
 
     Decoupled DiLoCo (arXiv 2604.21428). The model is cut into fragments, one for each process. The owner of a
@@ -35,7 +35,6 @@ class Decoupled(Synchronizer):
     to an owner that was lost before it merged goes with the next message, and may then count twice.
     """
 
-    exchanges: ClassVar[bool] = True
     waits: ClassVar[bool] = False
     comes_back: ClassVar[bool] = True
 
@@ -58,20 +57,20 @@ class Decoupled(Synchronizer):
         self._strips: Strips | None = None
         self._kept: Mapping[str, Array] = {}
 
-    def begin(self, run: Run, x: Array) -> int:
+    def begin(self, members: Membership, x: Array) -> int:
         self._anchor = x.copy()
         self._sent: dict[int, Array] = {}  # the fragments as they were sent, not yet merged
-        self._losses = [0] * run.size  # of each owner, when it was sent to
-        self._seen = dict.fromkeys(range(run.size), 0)
-        self._last = run.step
+        self._losses = [0] * members.size  # of each owner, when it was sent to
+        self._seen = dict.fromkeys(range(members.size), 0)
+        self._last = members.step
         self._arrived: dict[int, tuple[Array, float]] = {}
         self._since = 0.0
-        self._strips = Strips(run, x, self._take, self._merge_if_due, _TICK)
+        self._strips = Strips(members, x, self._take, self._merge_if_due, _TICK)
         self._velocity = np.zeros_like(self._strips.own)
         if self._kept:
             self._go_on(self._strips, self._kept)
         self._strips.serve()
-        return run.step + self.period
+        return members.step + self.period
 
     def _go_on(self, strips: Strips, kept: Mapping[str, Array]) -> None:
         strips.restore(kept["fragment"])

@@ -11,21 +11,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...errors import UsageError
-from ..run.run import Run
+from ..run.membership import Membership
 from . import rules
-from .base import Array, Synchronizer, average, having, same_size
+from .base import Array, Parameters, average, having, same_size
 from .compression import Compression
 
 
-class DiLoCo(Synchronizer):
+class DiLoCo(Parameters):
     """Every `period` steps, Nesterov with `rate` and `momentum` on the mean of what processes have moved.
 
     With `fragments`, the variables are cut into so many parts, which are exchanged at different steps of a
     period. `compression` is TopK, PowerSGD or Quantized. The inner optimizer's state stays in each process.
     """
-
-    exchanges = True
-    apart = True
 
     def __init__(
         self,
@@ -43,18 +40,18 @@ class DiLoCo(Synchronizer):
         self._compressions = [plain.fresh() for _ in range(fragments)]
         self._anchor: Array | None = None
         self._velocity: Array | None = None
-        self._run: Run | None = None
+        self._run: Membership | None = None
         self._starts: list[int] = []  # of the fragments, in variables
         self._bounds: list[int] = []  # of the fragments, in elements
 
-    def begin(self, run: Run, x: Array) -> int:
-        known, self._run = self._run is not None, run
+    def begin(self, members: Membership, x: Array) -> int:
+        known, self._run = self._run is not None, members
         self._cut(x)
         # Other layers may be trained than before; what a backup kept has to fit.
         if self._anchor is None or (known and self._anchor.size != x.size):
             self._anchor, self._velocity = x.copy(), np.zeros_like(x)
             # Where processes have left the group and joined it again, each may go on with a model of its own.
-            average(run, self._anchor, "the common model")
+            average(members, self._anchor, "the common model")
         else:
             self._anchor = same_size(self._anchor, x.size)
         return self._due_after(0)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import UsageError
 from . import rules
-from .base import Array, Synchronizer
+from .base import Array, Parameters
 from .members import Members
 from .owned_shards import Strips, recut
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..run.membership import Membership
 
 
-class EASGD(Synchronizer):
+class EASGD(Parameters):
     """Every `period` steps a process and the centre move towards each other, by beta / N of their distance.
 
     Zhang, Choromanska and LeCun 2015. The centre is cut into strips, one for each process. A process reads
@@ -25,7 +25,6 @@ class EASGD(Synchronizer):
     process that dies ties nobody any more.
     """
 
-    exchanges: ClassVar[bool] = True
     waits: ClassVar[bool] = False
     comes_back: ClassVar[bool] = True
 
@@ -36,13 +35,13 @@ class EASGD(Synchronizer):
         self._strips: Strips | None = None
         self._kept: Array | None = None
 
-    def begin(self, run: Run, x: Array) -> int:
-        self._alpha = rules.elastic_rate(self.beta, run.size)
-        self._strips = Strips(run, x, self._take)
+    def begin(self, members: Membership, x: Array) -> int:
+        self._alpha = rules.elastic_rate(self.beta, members.size)
+        self._strips = Strips(members, x, self._take)
         if self._kept is not None:
             self._strips.restore(self._kept)
         self._strips.serve()
-        return run.step + self.period
+        return members.step + self.period
 
     @property
     def strips(self) -> Strips:

@@ -15,11 +15,11 @@ import numpy as np
 from ...errors import UsageError
 from ...store import Arrival
 from . import rules
-from .base import Array, Synchronizer, same_size
+from .base import Array, Parameters, same_size
 from .members import Members
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..run.membership import Membership
 
 # Seconds between two looks at what has arrived.
 _PAUSE = 5e-5
@@ -27,10 +27,9 @@ _PAUSE = 5e-5
 _LEAST_WEIGHT = 2.0**-20
 
 
-class Gossip(Synchronizer, ABC):
+class Gossip(Parameters, ABC):
     """What the kinds of gossip have in common: when they exchange, and the choice of partners."""
 
-    exchanges: ClassVar[bool] = True
     waits: ClassVar[bool] = False
     comes_back: ClassVar[bool] = True
 
@@ -42,13 +41,13 @@ class Gossip(Synchronizer, ABC):
         self._members: Members | None = None
         self._random: np.random.Generator | None = None
 
-    def begin(self, run: Run, x: Array) -> int:
-        self._random = self._random or np.random.default_rng([self._seed, run.rank])
-        self._open(run, x)
-        return run.step + self.period
+    def begin(self, members: Membership, x: Array) -> int:
+        self._random = self._random or np.random.default_rng([self._seed, members.rank])
+        self._open(members, x)
+        return members.step + self.period
 
     @abstractmethod
-    def _open(self, run: Run, x: Array) -> None:
+    def _open(self, members: Membership, x: Array) -> None:
         """Sets `_members`."""
 
     @property
@@ -93,12 +92,12 @@ class PullGossip(Gossip):
     _marks: Array | None = None
     """The step of the model that was used last, of each process, and of the own one that others can read."""
 
-    def _open(self, run: Run, x: Array) -> None:
-        self._members = Members(run, x.nbytes)
+    def _open(self, members: Membership, x: Array) -> None:
+        self._members = Members(members, x.nbytes)
         self._other = np.empty_like(x)
         if self._marks is None:
-            self._marks = np.zeros(run.size, np.uint64)
-        self._members.store.publish(x, int(self._marks[run.rank]))
+            self._marks = np.zeros(members.size, np.uint64)
+        self._members.store.publish(x, int(self._marks[members.rank]))
 
     def exchange(self, x: Array, step: int, rate: float) -> int:
         partner = self.partner()
@@ -138,8 +137,8 @@ class PushGossip(Gossip):
     _arrived: Array | None = None
     """Models that had arrived when the state was asked for."""
 
-    def _open(self, run: Run, x: Array) -> None:
-        self._members = Members(run, 0, x.nbytes)
+    def _open(self, members: Membership, x: Array) -> None:
+        self._members = Members(members, 0, x.nbytes)
         self._arrived = np.zeros(0, x.dtype) if self._arrived is None else self._arrived
 
     def _receive(self) -> None:
@@ -203,17 +202,19 @@ class SGP(Gossip):
         self._due: set[int] = set()  # whose message should be here
         self._early: list[Arrival] = []
 
-    def _open(self, run: Run, x: Array) -> None:
-        self._members = Members(run, 0, x.nbytes)
+    def _open(self, members: Membership, x: Array) -> None:
+        self._members = Members(members, 0, x.nbytes)
         if self._sum is None or self._unbiased is None:
             self._sum, self._unbiased = x * self.weight, x.copy()
         self._sum, self._unbiased = (
             same_size(each, x.size) for each in (self._sum, self._unbiased)
         )
-        if run.group is None:
+        if members.group is None:
             return
-        factor = run.size / float(
-            run.group.all_reduce(np.array([self.weight]), timeout=run.timeout, detail="weights")[0]
+        factor = members.size / float(
+            members.group.all_reduce(
+                np.array([self.weight]), timeout=members.timeout, detail="weights"
+            )[0]
         )
         self._sum *= factor
         self.weight *= factor

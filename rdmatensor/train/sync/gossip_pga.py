@@ -17,7 +17,7 @@ from .base import Array, average
 from .gossip import PullGossip
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..run.membership import Membership
 
 
 class GossipPGA(PullGossip):
@@ -28,7 +28,6 @@ class GossipPGA(PullGossip):
     """
 
     waits: ClassVar[bool] = True
-    apart: ClassVar[bool] = True
     comes_back: ClassVar[bool] = False
 
     def __init__(self, average_every: int = 16, period: int = 1) -> None:
@@ -39,11 +38,11 @@ class GossipPGA(PullGossip):
             )
         self._every = average_every
         self._turns = 0
-        self._run: Run | None = None
+        self._run: Membership | None = None
 
-    def begin(self, run: Run, x: Array) -> int:
-        self._run = run
-        return super().begin(run, x)
+    def begin(self, members: Membership, x: Array) -> int:
+        self._run = members
+        return super().begin(members, x)
 
     def partner(self) -> int | None:
         members = self.members

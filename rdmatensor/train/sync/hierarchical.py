@@ -15,37 +15,37 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from ..backend.tensorflow.gradients import AllReduce
-from ..run.run import Run
+from ..run.membership import Membership
 from ..run.subgroup import Part, gather_texts
-from .base import Array, Synchronizer, having
+from .all_reduce import AllReduce
+from .base import Array, Gradients, Parameters, having
+from .compression import Compression
 from .local_sgd import LocalSGD
 
 # How many hierarchies this process has made: names of groups are unique, and the same in all processes.
 _made = itertools.count()
 
 
-class Hierarchical(Synchronizer):
+class Hierarchical(Gradients, Parameters):
     """`inside` synchronizes the processes of a host in every step, and `between` the hosts.
 
     Processes are on one host if they can share memory; with `host_size`, so many successive ranks are one.
     The first process of each host takes part in `between` and passes the result on. `inside` keeps models
-    equal: it is AllReduce, with any settings.
+    equal: it is AllReduce or a compression.
     """
-
-    exchanges = True
-    apart = True
 
     def __init__(
         self,
-        inside: AllReduce | None = None,
-        between: Synchronizer | None = None,
+        inside: AllReduce | Compression | None = None,
+        between: Parameters | None = None,
         host_size: int | None = None,
     ) -> None:
         self._inside, self._between = inside or AllReduce(), between or LocalSGD()
-        if not isinstance(self._inside, AllReduce):
-            raise UsageError("Hierarchical(inside=...) takes AllReduce, which keeps models equal")
-        if not (self._between.exchanges and self._between.waits):
+        if not isinstance(self._inside, (AllReduce, Compression)):
+            raise UsageError(
+                "Hierarchical(inside=...) takes AllReduce or a compression: they keep models equal"
+            )
+        if not (isinstance(self._between, Parameters) and self._between.waits):
             raise UsageError(
                 f"Hierarchical(between={type(self._between).__name__}): give a synchronizer that exchanges "
                 "parameters and waits for others, such as LocalSGD or DiLoCo"
@@ -54,35 +54,35 @@ class Hierarchical(Synchronizer):
         self._here: Any = None
         self._leaders: Any = None
 
-    def _join(self, run: Run) -> None:
+    def _join(self, members: Any) -> None:
         """Makes the groups; all processes call it at the same place of the program."""
         if self._here is not None:
             return
-        assert run.group is not None and run.device is not None
-        host = str(run.rank // self._host_size) if self._host_size else _host()
-        hosts = gather_texts(run, host)
-        addresses = gather_texts(run, run.device.address)
+        assert members.group is not None and members.device is not None
+        host = str(members.rank // self._host_size) if self._host_size else _host()
+        hosts = gather_texts(members, host)
+        addresses = gather_texts(members, members.device.address)
         together: dict[str, list[int]] = {}
         for rank, each in enumerate(hosts):
             together.setdefault(each, []).append(rank)
-        mine = together[hosts[run.rank]]
+        mine = together[hosts[members.rank]]
         first = [ranks[0] for ranks in together.values()]
         name = f"rdmatensor.train.{next(_made)}"
-        self._here = Part(run, mine, addresses[mine[0]], f"{name}.host.{mine[0]}")
+        self._here = Part(members, mine, addresses[mine[0]], f"{name}.host.{mine[0]}")
         if self._here.rank == 0:
-            self._leaders = Part(run, first, addresses[first[0]], f"{name}.hosts")
+            self._leaders = Part(members, first, addresses[first[0]], f"{name}.hosts")
 
     @property
     def _leads(self) -> bool:
         return self._leaders is not None and self._leaders.size > 1
 
-    def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
-        self._join(run)
+    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+        self._join(members)
         self._inside.names = self.names
         return self._inside.gradients(self._here, gradients, name)
 
-    def begin(self, run: Run, x: Array) -> int:
-        self._join(run)
+    def begin(self, members: Membership, x: Array) -> int:
+        self._join(members)
         self._between.shapes = self.shapes
         return self._pass_on(self._between.begin(self._leaders, x) if self._leads else 0)
 

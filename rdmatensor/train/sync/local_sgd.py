@@ -11,27 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from ..run.run import Run
-from .base import Array, Synchronizer, average
+from ..run.membership import Membership
+from .base import Array, Parameters, average
 from .periods import Period, as_period
 
 
-class LocalSGD(Synchronizer):
+class LocalSGD(Parameters):
     """Averages all models every `period` steps: a number, or QSR, AdaComm or Quality.
 
     With a period of 1 and plain SGD, this is AllReduce. Each process keeps its own state of the optimizer,
     such as momentum.
     """
 
-    exchanges = True
-    apart = True
-
     def __init__(self, period: int | Period = 8) -> None:
         self.period = as_period(period)
-        self._run: Run | None = None
+        self._run: Membership | None = None
 
-    def begin(self, run: Run, x: Array) -> int:
-        self._run = run
+    def begin(self, members: Membership, x: Array) -> int:
+        self._run = members
         return self.period.steps
 
     def exchange(self, x: Array, step: int, rate: float) -> int:

@@ -19,8 +19,8 @@ from ...errors import (
     UsageError,
 )
 from ...store import Arrival, Store
-from ..run.rejoin import Addresses, Place, decoded, encoded, name_of_models
-from .base import Array
+from ..run.membership import Array, Membership
+from ..run.rejoin import Addresses, decoded, encoded, name_of_models
 
 # The clock of a process for which nobody waits.
 FINISHED = 2**64 - 1
@@ -39,7 +39,9 @@ class Members:
     have lost each other would both wait. All processes make it at the same time, but for one that comes back.
     """
 
-    def __init__(self, run: Place, nbytes: int, slot_nbytes: int = 0, buffers: int = 2) -> None:
+    def __init__(
+        self, run: Membership, nbytes: int, slot_nbytes: int = 0, buffers: int = 2
+    ) -> None:
         assert run.device is not None
         self.rank, self.size = run.rank, run.size
         self.lost = 0
@@ -70,7 +72,7 @@ class Members:
             self.store.connect(other, run.addresses[other], run.timeout)
         run.group.barrier(timeout=run.timeout)
 
-    def _come_back(self, run: Place) -> None:
+    def _come_back(self, run: Membership) -> None:
         for other in self.others:
             try:
                 self.store.connect(other, run.addresses[other], 2 * _AGAIN)

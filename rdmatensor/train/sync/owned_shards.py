@@ -14,7 +14,7 @@ from .base import Array, same_size
 from .members import Members
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..run.membership import Membership
 
 # Numbers of 8 bytes that are published before a strip, beside one for each process.
 _VERSION = 1
@@ -35,7 +35,7 @@ class Strips:
 
     def __init__(
         self,
-        run: Run,
+        members: Membership,
         x: Array,
         take: Callable[[int, int, Array], None],
         idle: Callable[[], None] = lambda: None,
@@ -45,18 +45,18 @@ class Strips:
 
         It is called under the lock; `idle` is, too, after pauses.
         """
-        self.size, self.rank = run.size, run.rank
-        self._bounds = [rank * x.size // run.size for rank in range(run.size + 1)]
-        longest = max(self.part(rank).stop - self.part(rank).start for rank in range(run.size))
+        self.size, self.rank = members.size, members.rank
+        self._bounds = [rank * x.size // members.size for rank in range(members.size + 1)]
+        longest = max(self.part(rank).stop - self.part(rank).start for rank in range(members.size))
         self.lock = threading.Lock()
-        self.own = x[self.part(run.rank)].copy()
+        self.own = x[self.part(members.rank)].copy()
         self.version = 0
-        self.heard = np.zeros(run.size, np.uint64)
-        self._head = 8 * (_VERSION + run.size)
+        self.heard = np.zeros(members.size, np.uint64)
+        self._head = 8 * (_VERSION + members.size)
         self._sent = np.zeros(self._head + longest * x.itemsize, np.uint8)
         self._read = np.zeros_like(self._sent)
         self._take, self._idle = take, idle
-        self.members = Members(run, self._sent.nbytes, longest * x.itemsize)
+        self.members = Members(members, self._sent.nbytes, longest * x.itemsize)
         self._pause = pause
         self.publish()
 

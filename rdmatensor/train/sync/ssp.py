@@ -11,17 +11,17 @@ import numpy as np
 
 from ...errors import DeadlineExceeded, UsageError
 from . import rules
-from .base import Array, Synchronizer
+from .base import Array, Parameters
 from .members import FINISHED, Members
 from .owned_shards import Strips, recut
 
 if TYPE_CHECKING:
-    from ..run.run import Run
+    from ..run.membership import Membership
 
 _PAUSE = 0.0002  # seconds between two looks at what others do without us
 
 
-class SSP(Synchronizer):
+class SSP(Parameters):
     """After each step a process sends its change to the owners of the model's strips, and reads them.
 
     Ho et al. 2013. It goes on as soon as nobody is more than `slack` steps behind, and then what it reads has
@@ -30,7 +30,6 @@ class SSP(Synchronizer):
     strip is no longer common.
     """
 
-    exchanges: ClassVar[bool] = True
     waits: ClassVar[bool] = False
 
     def __init__(self, slack: int = 3) -> None:
@@ -40,13 +39,13 @@ class SSP(Synchronizer):
         self._strips: Strips | None = None
         self._kept: Array | None = None
 
-    def begin(self, run: Run, x: Array) -> int:
-        self._timeout = run.timeout
+    def begin(self, members: Membership, x: Array) -> int:
+        self._timeout = members.timeout
         self._base = x.copy()
         self._clock = 0
         # What was sent to each owner and may not be in what it publishes.
-        self._own: dict[int, list[tuple[int, Array]]] = {rank: [] for rank in range(run.size)}
-        self._strips = Strips(run, x, self._take)
+        self._own: dict[int, list[tuple[int, Array]]] = {rank: [] for rank in range(members.size)}
+        self._strips = Strips(members, x, self._take)
         if self._kept is not None:
             self._strips.restore(self._kept)
         self._strips.serve()

@@ -14,12 +14,13 @@ import tensorflow as tf
 from ...errors import Cancelled, ConnectionFailure, DeadlineExceeded, UsageError
 from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.exchange import Exchange
-from ..backend.tensorflow.gradients import AllReduce, mean
 from ..backend.tensorflow.optimizer import Distributed, inside
 from ..backend.tensorflow.parts import Division, part_of
 from ..run.run import Run
 from ..run.subgroup import Part, gather_texts
-from ..sync.base import Array, Synchronizer
+from ..sync.all_reduce import AllReduce
+from ..sync.base import Array, Gradients
+from ..sync.compression import Compression
 from ..sync.local_sgd import LocalSGD
 from .optimizer import WithStrips
 from .slices import DONE
@@ -88,7 +89,7 @@ class Groups(Division):
     def gradients(
         self,
         run: Run,
-        sync: Synchronizer,
+        sync: Gradients,
         gradients: Sequence[Any],
         variables: Sequence[Any],
         name: str,
@@ -98,7 +99,6 @@ class Groups(Division):
 
         With a period, each group averages for itself.
         """
-        assert isinstance(sync, AllReduce)
         results = list(gradients)
         strips = [part_of(each) is not None for each in variables]
         whole = [i for i, cut in enumerate(strips) if not cut]
@@ -112,10 +112,9 @@ class Groups(Division):
         # A strip has the gradients of all examples of its group; the loss is the mean over its processes.
         scaled = [results[i] / self.size for i in cut]
         if not apart:
-            wire = sync.compression if isinstance(sync.compression, str) else None
-            plain = AllReduce(sync.bucket_bytes, wire)
-            of = [names[i] for i in cut]
-            scaled = mean(self.across, scaled, plain, f"strips of {name}", of)
+            plain = sync if isinstance(sync, AllReduce) else AllReduce()
+            plain.names = [names[i] for i in cut]
+            scaled = plain.gradients(self.across, scaled, f"strips of {name}")
         for i, value in zip(cut, scaled, strict=True):
             results[i] = value
         return results
@@ -162,15 +161,14 @@ class Groups(Division):
                 raise UsageError("split(period=...) needs distribute(), which counts the steps")
             return
         sync = optimizer._rdmatensor_sync
-        if type(sync) is not AllReduce:
+        if not isinstance(sync, (AllReduce, Compression)):
             raise UsageError(
                 f"{type(sync).__name__} and split(): processes that share a layer need each other in every "
                 "step: use AllReduce; split(period=...) lets groups train apart"
             )
-        if self.period > 1 and sync.exchanges:
+        if self.period > 1 and isinstance(sync, Compression):
             raise UsageError(
-                f"split(period=...) with {type(sync.compression).__name__}: give no compression, or the name "
-                "of a type"
+                f"split(period=...) with {type(sync).__name__}: use AllReduce, whose compression names a type"
             )
         if isinstance(optimizer, WithStrips):
             return
@@ -181,7 +179,7 @@ class Groups(Division):
         mixin.add(optimizer, Distributed)
         if self.period > 1 and self.across.size > 1:
             exchange = Exchange(self.across, LocalSGD(self.period))
-            object.__setattr__(optimizer, "_rdmatensor_exchange", exchange)
+            object.__setattr__(optimizer, "_rdmatensor_kept", exchange)
 
 
 def _first_line(error: BaseException) -> str:

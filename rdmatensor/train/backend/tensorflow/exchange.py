@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a synchronizer change the parameters between two steps, from inside TensorFlow's graph."""
+"""Lets a synchronizer change the parameters between two steps, from inside TensorFlow's graph; and what a
+backup keeps of synchronizers."""
 
 from __future__ import annotations
 
@@ -11,10 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from ....errors import UsageError
-from ...run.rejoin import Place, read_model
-from ...run.run import Run
-from ...sync.base import Array, Synchronizer, average, having
-from ...sync.compression import Compression
+from ...run.membership import Membership
+from ...run.rejoin import read_model
+from ...sync.base import Array, Parameters, Synchronizer, average, having
 from .operations import as_written
 
 # Values of the step of the next exchange: the synchronizer has not begun.
@@ -34,24 +34,56 @@ def _apart(x: Array) -> Array:
     return copy
 
 
-class Exchange:
-    """The parameters of one optimizer as a vector, which the synchronizer changes when it is due."""
+class Kept:
+    """The state of one optimizer's synchronizer, which backups keep and a new group forgets."""
 
-    def __init__(self, run: Run, sync: Synchronizer) -> None:
+    def __init__(self, run: Membership, sync: Synchronizer) -> None:
         self._run = run
         self.sync = sync
+        self.apart: dict[int, tuple[Any, Array]] = {}
+        """While models are settled: variables, and what this process goes on with, by id."""
+        self._fresh = _settings(sync)
+        run.closing.append(self._leave)
+
+    def _leave(self) -> None:
+        """Closes the synchronizer, which begins anew if the process joins again: others may have failed at
+        another step."""
+        self.sync.close()
+        _reset(self.sync, self._fresh)
+
+    def kept(self) -> dict[str, Array]:
+        """What a backup keeps."""
+        state = {f"state {name}": np.asarray(each) for name, each in self.sync.state().items()}
+        return {"kind": np.array(type(self.sync).__name__), **state}
+
+    def restore(self, kept: Sequence[Mapping[str, Array]], rank: int) -> bool:
+        """Takes what `kept` gave in an earlier program: here, or in all processes if there was another number
+        of them. Returns whether it was of the same synchronizer. UsageError if that needs as many processes
+        as before."""
+        if any(str(each.get("kind")) != type(self.sync).__name__ for each in kept):
+            return False
+        states: list[Mapping[str, Array]] = [having(each, "state ") for each in kept]
+        if len(kept) > 1:
+            states = [self.sync.regroup(states, rank, self._run.size)]
+        self.sync.restore(states[0])
+        return True
+
+
+class Exchange(Kept):
+    """The parameters of one optimizer as a vector, which the synchronizer changes when it is due."""
+
+    sync: Parameters
+
+    def __init__(self, run: Membership, sync: Parameters) -> None:
+        super().__init__(run, sync)
         self._begun = False
         self._x: Array | None = None
         self._resumed: int | None = None  # the step of the next exchange, from a backup
         self.variables: list[Any] = []
         """The parameters, in the order of the vector, once a step has been traced."""
-        self.apart: dict[int, tuple[Any, Array]] = {}
-        """While models are settled: variables, and what this process goes on with, by id."""
         # The graph asks this number, so that steps without an exchange copy nothing.
         with tf.init_scope(), tf.device("/CPU:0"):
             self._next = tf.Variable(_NOT_BEGUN, dtype=tf.int64, trainable=False)
-        self._fresh = _settings(sync)
-        run.closing.append(self._leave)
 
     @as_written
     def before(self, variables: Sequence[Any]) -> None:
@@ -89,10 +121,7 @@ class Exchange:
         tf.cond(step >= self._next, exchange, lambda: tf.identity(self._next))
 
     def _leave(self) -> None:
-        """Closes the synchronizer, which begins anew if the process joins again: others may have failed at
-        another step."""
-        self.sync.close()
-        _reset(self.sync, self._fresh)
+        super()._leave()
         self._begun, self._resumed = False, None
         self._next.assign(_NOT_BEGUN)
 
@@ -130,7 +159,7 @@ class Exchange:
 
         Does nothing where models do not differ, or where processes do not wait for each other.
         """
-        if not (self._begun and self.sync.apart and self.sync.waits) or self.apart:
+        if not (self._begun and self.sync.apart) or self.apart:
             return
         variables = [*self.variables, *more]
         self.apart = {id(each): (each, np.array(each.numpy())) for each in variables}
@@ -162,25 +191,14 @@ class Exchange:
         return self._x, np.int64(following)
 
     def kept(self) -> dict[str, Array]:
-        """What a backup keeps of the synchronizer; nothing before the first step."""
-        if not self._begun:
-            return {}
-        kept = {"next": self._next.numpy(), "kind": np.array(type(self.sync).__name__)}
-        return kept | {
-            f"state {name}": np.asarray(each) for name, each in self.sync.state().items()
-        }
+        """What a backup keeps; nothing before the first step."""
+        return {"next": self._next.numpy(), **super().kept()} if self._begun else {}
 
-    def restore(self, kept: Sequence[Mapping[str, Array]], rank: int) -> None:
-        """Takes what `kept` gave in an earlier program: here, or in all processes if there was another number
-        of them. UsageError if the synchronizer needs as many processes as before."""
-        if any(str(each.get("kind")) != type(self.sync).__name__ for each in kept):
-            return
-        states = [having(each, "state ") for each in kept]
-        if len(kept) > 1:
-            self.sync.restore(self.sync.regroup(states, rank, self._run.size))
-        else:
-            self.sync.restore(states[0])
-        self._resumed = int(kept[rank % len(kept)]["next"])
+    def restore(self, kept: Sequence[Mapping[str, Array]], rank: int) -> bool:
+        fits = super().restore(kept, rank)
+        if fits:
+            self._resumed = int(kept[rank % len(kept)]["next"])
+        return fits
 
 
 def _settings(sync: Synchronizer) -> dict[str, Any] | None:
@@ -198,13 +216,13 @@ def _reset(thing: Any, settings: dict[str, Any] | None) -> None:
         return
     before = dict(vars(thing))
     for name, value in before.items():
-        if name not in settings and not isinstance(value, Place):
+        if name not in settings and not isinstance(value, Membership):
             delattr(thing, name)
     for name, value in deepcopy(settings).items():
         held = before.get(name)
-        if isinstance(held, (Synchronizer, Compression)) and type(held) is type(value):
+        if isinstance(held, Synchronizer) and type(held) is type(value):
             _reset(held, vars(value))
-        elif not isinstance(held, Place):
+        elif not isinstance(held, Membership):
             setattr(thing, name, value)
 
 

@@ -8,17 +8,13 @@ group measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from ....errors import UsageError
-from ...run.run import Run
-from ...sync.base import Array, Synchronizer
-from ...sync.compression import Compression
+from ...run.membership import Array, Membership
 from . import operations
 
 # A bucket's messages cost as much as this share of its bytes, at most; but see _SMALLEST and _LARGEST.
@@ -28,62 +24,7 @@ _SMALLEST, _LARGEST = 256 << 10, 32 << 20
 _ALONE = 256 << 10
 
 
-@dataclass(eq=False)
-class AllReduce(Synchronizer):
-    """Synchronous training: every process applies the mean of all gradients, so all models stay equal.
-
-    `bucket_bytes` is the size up to which gradients travel together; "auto" takes it from what the group
-    measured when it was joined. `compression` is the type in which float32 gradients travel; None sends
-    them as they are. TopK, PowerSGD and Quantized send much less: all dense gradients at once, when the
-    backward pass is over, and what they leave out is added to the next step's.
-    """
-
-    bucket_bytes: int | Literal["auto"] = "auto"
-    compression: Literal["float16", "bfloat16"] | Compression | None = None
-    averages = True
-
-    def __post_init__(self) -> None:
-        check_bucket_bytes(self.bucket_bytes)
-        named = self.compression in (None, "float16", "bfloat16")
-        if not named and not isinstance(self.compression, Compression):
-            raise UsageError(
-                f'AllReduce(compression={self.compression!r}): give "float16", "bfloat16" or an object, '
-                "such as TopK(0.01), PowerSGD(4) or Quantized()"
-            )
-
-    @property
-    def exchanges(self) -> bool:  # type: ignore[override]
-        """With errors to keep in backups, it takes part, but never exchanges parameters."""
-        return isinstance(self.compression, Compression)
-
-    def begin(self, run: Run, x: Array) -> int:
-        return np.iinfo(np.int64).max
-
-    def state(self) -> Mapping[str, Array]:
-        return self.compression.state() if isinstance(self.compression, Compression) else {}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        if isinstance(self.compression, Compression):
-            self.compression.restore(state)
-
-    def regroup(
-        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
-    ) -> Mapping[str, Array]:
-        if not isinstance(self.compression, Compression):
-            return {}
-        return self.compression.regroup(states, rank, size)
-
-    def gradients(self, run: Run, gradients: Sequence[Any], name: str) -> list[Any]:
-        return mean(run, gradients, self, name, self.names)
-
-
-def check_bucket_bytes(wanted: Any) -> None:
-    """UsageError if it is no size of buckets."""
-    if wanted != "auto" and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
-        raise UsageError(f'bucket_bytes is {wanted!r}: give a number of bytes, or "auto"')
-
-
-def bucket_bytes_of(run: Run, wanted: int | Literal["auto"]) -> int:
+def bucket_bytes_of(run: Membership, wanted: int | Literal["auto"]) -> int:
     """The size of buckets. "auto" takes it from the group's costs, which are the same in all processes."""
     if wanted != "auto":
         return wanted
@@ -98,22 +39,19 @@ def bucket_bytes_of(run: Run, wanted: int | Literal["auto"]) -> int:
 
 @operations.as_written
 def mean(
-    run: Run, gradients: Sequence[Any], sync: AllReduce, name: str, names: Sequence[str] = ()
+    run: Membership,
+    gradients: Sequence[Any],
+    bucket_bytes: int | Literal["auto"] = "auto",
+    wire: str | None = None,
+    name: str = "gradients",
+    names: Sequence[str] = (),
 ) -> list[Any]:
-    """The mean of each gradient over all processes. None stays None.
-
-    Each is a tensor or IndexedSlices. All processes give gradients of the same variables in the same order;
-    `names` are those of the variables. The operation fails if processes have gradients of different ones.
-    """
+    """See Backend.mean. Each gradient is a tensor, IndexedSlices, or None, which stays None."""
     if run.size == 1:
         return list(gradients)
-    if len(names) != len(gradients):
-        names = [f"gradient {i}" for i in range(len(gradients))]
-    results = list(gradients)
-    dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
-    if isinstance(sync.compression, Compression):
-        return _compressed(run, results, dense, sync.compression, name, names)
-    limit = bucket_bytes_of(run, sync.bucket_bytes)
+    names = names or [f"gradient {i}" for i in range(len(gradients))]
+    results, dense = list(gradients), _dense(gradients)
+    limit = bucket_bytes_of(run, bucket_bytes)
     buckets = buckets_of(
         [(i, gradients[i].dtype, bytes_of(gradients[i])) for i in reversed(dense)], limit
     )
@@ -122,7 +60,7 @@ def mean(
         heading = f"gradients {number + 1} of {len(buckets)} of {name}"
         detail = operations.listed(heading, [names[i] for i in members])
         inputs = [gradients[i] for i in members]
-        under_way.append((members, inputs[0].dtype, _start(run, inputs, sync.compression, detail)))
+        under_way.append((members, inputs[0].dtype, _start(run, inputs, wire, detail)))
     # Rows are gathered while the buckets are under way.
     for i, each in enumerate(gradients):
         if isinstance(each, tf.IndexedSlices):
@@ -133,26 +71,29 @@ def mean(
     return results
 
 
-def _compressed(
-    run: Run,
-    results: list[Any],
-    dense: list[int],
-    compression: Compression,
+@operations.as_written
+def as_vector(
+    run: Membership,
+    gradients: Sequence[Any],
+    change: Callable[[Array, Sequence[tuple[int, ...]], str], Array],
     name: str,
-    names: Sequence[str],
+    names: Sequence[str] = (),
 ) -> list[Any]:
-    """Dense gradients as one vector, in Python; then rows, one after the other."""
+    """See Backend.as_vector."""
+    if run.size == 1:
+        return list(gradients)
+    names = names or [f"gradient {i}" for i in range(len(gradients))]
+    results, dense = list(gradients), _dense(gradients)
     shapes = [tuple(results[i].shape) for i in dense]
     done: list[Any] = []
     if dense:
         detail = operations.listed(f"gradients of {name}", [names[i] for i in dense])
         flat = [tf.reshape(tf.cast(results[i], tf.float32), [-1]) for i in dense]
 
-        def mean_of(vector: Array) -> Array:
-            assert run.group is not None
-            return compression.mean(run.group, vector, shapes, detail, run.timeout)
+        def changed(vector: Array) -> Array:
+            return change(vector, shapes, detail)
 
-        found = tf.numpy_function(mean_of, [tf.concat(flat, 0)], tf.float32, name="compressed_mean")
+        found = tf.numpy_function(changed, [tf.concat(flat, 0)], tf.float32, name="as_vector")
         sizes = [int(np.prod(shape)) for shape in shapes]
         done = [found]
         for i, shape, part in zip(
@@ -165,6 +106,10 @@ def _compressed(
             if isinstance(each, tf.IndexedSlices):
                 results[i] = _mean_rows(run, each, f"rows of {names[i]} of {name}")
     return results
+
+
+def _dense(gradients: Sequence[Any]) -> list[int]:
+    return [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
 
 
 def bytes_of(tensor: Any) -> int:
@@ -193,7 +138,9 @@ def buckets_of(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[i
     return sorted(buckets, key=lambda bucket: places[bucket[-1]])
 
 
-def _start(run: Run, inputs: list[Any], compression: str | None, detail: str) -> operations.Started:
+def _start(
+    run: Membership, inputs: list[Any], compression: str | None, detail: str
+) -> operations.Started:
     more = operations.averaging(inputs[0].dtype, run.size)
     if compression is not None and inputs[0].dtype == tf.float32:
         more = operations.averaging(tf.as_dtype(compression), run.size)
@@ -203,7 +150,7 @@ def _start(run: Run, inputs: list[Any], compression: str | None, detail: str) ->
     return operations.start(run.handle, "all_reduce", inputs, detail, **more)
 
 
-def _mean_rows(run: Run, rows: Any, detail: str) -> Any:
+def _mean_rows(run: Membership, rows: Any, detail: str) -> Any:
     """Joins the rows of all processes. Each may have another number of them."""
     values, indices = rows.values, rows.indices
     count = tf.shape(indices, out_type=tf.int64)[0]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -11,12 +12,13 @@ import tensorflow as tf
 
 from ....errors import UsageError
 from ...run.run import Run, current
-from ...sync.base import Synchronizer
+from ...sync.all_reduce import AllReduce
+from ...sync.base import Gradients, Parameters, Synchronizer
+from ...sync.compression import Compression
 from . import mixin
 from .agree import agree, described, labels_of, settings_of
 from .equal import refuse_different
-from .exchange import Exchange
-from .gradients import AllReduce
+from .exchange import Exchange, Kept
 from .names import plain
 from .parts import division_of
 from .weighing import Weighing, of_present
@@ -25,12 +27,49 @@ from .weighing import Weighing, of_present
 _COMPARED = "_rdmatensor_compared"
 
 
+class OptimizerHooks:
+    """What callbacks() and save() ask of a synchronizer that divides an optimizer's state. Here: nothing.
+
+    All processes call its methods together.
+    """
+
+    def front(self, optimizer: Any, run: Run) -> type:
+        """Return the class to put in front of the optimizer's."""
+        return Distributed
+
+    def shared(self, optimizer: Any) -> list[Any]:
+        """Return the optimizer's variables that are equal in all processes."""
+        return list(optimizer.variables)
+
+    def gather(self, optimizer: Any) -> None:
+        """Bring the state together before rank 0 saves the optimizer."""
+
+    def scatter(self, optimizer: Any) -> None:
+        """Divide what rank 0 has loaded."""
+
+    def release(self, optimizer: Any) -> None:
+        """Forget what `gather` brought."""
+
+    def changed(self, optimizer: Any) -> AbstractContextManager[None]:
+        """Inside, a callback changes whole variables of the optimizer in eager code."""
+        return nullcontext()
+
+    def resume(self, model: Any, optimizer: Any) -> None:
+        """Begin an epoch."""
+
+    def settle(self, optimizer: Any) -> None:
+        """Let the model have all of its weights, before it is validated and after each epoch."""
+
+    def leave(self, model: Any, optimizer: Any) -> None:
+        """End a fit."""
+
+
 class Distributed:
     """What `distribute` puts in front of the class of an optimizer."""
 
     _rdmatensor_run: Run
     _rdmatensor_sync: Synchronizer
-    _rdmatensor_exchange: Exchange | None
+    _rdmatensor_kept: Kept | None
     _rdmatensor_described: str
     _rdmatensor_agreed: set[Any]
     _rdmatensor_variables: Sequence[Any] = ()
@@ -50,7 +89,7 @@ class Distributed:
         division_of(variables).prepare(self)
         self._rdmatensor_agree(variables)
         self._rdmatensor_compare(variables)
-        exchange = self._rdmatensor_exchange
+        exchange = exchange_of(self)
         grads = of_present(grads, self._rdmatensor_run.size)
         if optimizer.gradient_accumulation_steps is None:
             grads = self._rdmatensor_reduce(grads, variables)
@@ -98,6 +137,8 @@ class Distributed:
     def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         optimizer: Any = self
         run, sync, name = self._rdmatensor_run, self._rdmatensor_sync, plain(optimizer.name)
+        if not isinstance(sync, Gradients):
+            return list(grads)
         division = division_of(variables)
         results = division.gradients(run, sync, grads, variables, name, labels_of(variables))
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
@@ -122,13 +163,17 @@ def checked(sync: Any, kind: type, where: str, example: str) -> Any:
 
 def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
     """Gives the object a class that communicates, with the name and module of its own."""
-    cls = sync.front(optimizer, run) or Distributed
+    kept: Kept | None = None
+    if isinstance(sync, Parameters):
+        kept = Exchange(run, sync)
+    elif sync.has_state:
+        kept = Kept(run, sync)
     mixin.add(
         optimizer,
-        cls,
+        hooks_of(sync).front(optimizer, run),
         _rdmatensor_run=run,
         _rdmatensor_sync=sync,
-        _rdmatensor_exchange=Exchange(run, sync) if sync.exchanges else None,
+        _rdmatensor_kept=kept,
         _rdmatensor_described=described(sync),
         _rdmatensor_agreed=set(),
     )
@@ -152,7 +197,24 @@ def iterations_of(optimizer: Any) -> Any:
 
 def exchange_of(optimizer: Any) -> Exchange | None:
     """What exchanges parameters for this optimizer, if anything does."""
-    return getattr(optimizer, "_rdmatensor_exchange", None)
+    kept = kept_of(optimizer)
+    return kept if isinstance(kept, Exchange) else None
+
+
+def kept_of(optimizer: Any) -> Kept | None:
+    """What backups keep of this optimizer's synchronizer, if anything."""
+    kept: Kept | None = getattr(optimizer, "_rdmatensor_kept", None)
+    return kept
+
+
+def averages_gradients(sync: Synchronizer) -> bool:
+    """Whether the gradients of each step become their mean over all processes."""
+    return isinstance(sync, Gradients) and sync.averages
+
+
+def hooks_of(sync: Synchronizer) -> OptimizerHooks:
+    """What a synchronizer does for callbacks() and save()."""
+    return sync if isinstance(sync, OptimizerHooks) else OptimizerHooks()
 
 
 def sync_of(optimizer: Any) -> Synchronizer:
@@ -198,10 +260,10 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         self,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
-        sync: AllReduce | None = None,
+        sync: AllReduce | Compression | None = None,
     ) -> None:
         super().__init__(persistent, watch_accessed_variables)
-        if isinstance(sync, Synchronizer) and not isinstance(sync, AllReduce):
+        if isinstance(sync, Synchronizer) and not isinstance(sync, (AllReduce, Compression)):
             raise UsageError(
                 f"a tape averages gradients, and {type(sync).__name__} does something else: give the tape "
                 "rt.AllReduce(...), or give the synchronizer to distribute() and use a plain tape"
@@ -209,7 +271,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         where = "GradientTape(sync=...)"
         self._rdmatensor = (
             current(),
-            checked(sync, AllReduce, where, 'AllReduce("auto", "float16")'),
+            checked(sync, Gradients, where, 'AllReduce("auto", "float16")'),
         )
         self._weighing: list[Weighing] = []
 

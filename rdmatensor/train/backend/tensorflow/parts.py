@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from ...run.run import Run
-from ...sync.base import Synchronizer
+from ...sync.base import Gradients
 
 # The attribute of a variable of which this process has a part.
 _PART = "_rdmatensor_part"
@@ -31,7 +31,7 @@ class Division:
     def gradients(
         self,
         run: Run,
-        sync: Synchronizer,
+        sync: Gradients,
         gradients: Sequence[Any],
         variables: Sequence[Any],
         name: str,
@@ -39,7 +39,7 @@ class Division:
     ) -> list[Any]:
         """Synchronize the gradients of variables, some of which are marked; `names` are their labels."""
         sync.names = names
-        return sync.gradients(run, list(gradients), name)
+        return list(sync.gradients(run, list(gradients), name))
 
     def finite(self, gradients: list[Any], name: str) -> list[Any]:
         """Let all processes see an infinity that one of them has in its part."""

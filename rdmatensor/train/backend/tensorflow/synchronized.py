@@ -15,14 +15,14 @@ import keras
 import tensorflow as tf
 
 from ....errors import UsageError
-from ...run.rejoin import Place
+from ...run.membership import Membership
 from . import operations
 from .weighing import presence
 
 _replaced = False
 
 
-def synchronize_moments(together: Callable[[], Place | None]) -> None:
+def synchronize_moments(together: Callable[[], Membership | None]) -> None:
     """Let moments that are synchronized be those of the processes that `together` returns, if any."""
     global _replaced
     if _replaced or keras.backend.backend() != "tensorflow":
@@ -63,7 +63,7 @@ def check(model: Any, waits: bool) -> None:
 
 
 @operations.as_written
-def _moments(run: Place, x: Any, weights: Any, axes: Any, keepdims: bool) -> Any:
+def _moments(run: Membership, x: Any, weights: Any, axes: Any, keepdims: bool) -> Any:
     """Mean and variance over the values of all processes, each of which counts as often as `weights` says.
 
     Processes send their counts, means and sums of squared deviations. Sums of squares, as Keras adds them

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training needs of a framework. sync/ and run/ call it, and import no framework themselves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ...device import Device
+    from ...group import Group
+
+Array = npt.NDArray[Any]
+
+
+class Backend(ABC):
+    """A framework. Gradients are its tensors; handles are what its operations have of a group."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load the operations. Raises Unsupported if this version of the framework has none."""
+
+    @abstractmethod
+    def begin(self, together: Callable[[], Any]) -> None:
+        """Prepare the framework for training with others, which are those of `together()` at any time."""
+
+    @abstractmethod
+    def share(self, device: Device) -> Any:
+        """Put tensors where the device's peers can read them. Returns what `unshare` takes."""
+
+    @abstractmethod
+    def unshare(self, shared: Any) -> None:
+        """End what `share` began, before the device closes."""
+
+    @abstractmethod
+    def join(self, device: Device, group: Group, timeout: float, left: Any) -> Any:
+        """Return a handle of the group: `left`, that of an earlier group, if it is not None."""
+
+    @abstractmethod
+    def leave(self, handle: Any, release: bool) -> None:
+        """End the operations of the group; with `release`, withdraw their memory."""
+
+    @abstractmethod
+    def mean(
+        self,
+        members: Any,
+        gradients: Sequence[Any],
+        bucket_bytes: int | Literal["auto"],
+        wire: str | None,
+        name: str,
+        names: Sequence[str],
+    ) -> list[Any]:
+        """Return the mean of each gradient over all members, who send buckets of type `wire`.
+
+        `names` are those of the variables. The operation fails if members have gradients of different ones.
+        """
+
+    @abstractmethod
+    def as_vector(
+        self,
+        members: Any,
+        gradients: Sequence[Any],
+        change: Callable[[Array, Sequence[tuple[int, ...]], str], Array],
+        name: str,
+        names: Sequence[str],
+    ) -> list[Any]:
+        """Return gradients as `change` makes them of their vector, its shapes and what names it in errors.
+
+        Rows of embeddings are averaged without it.
+        """
+
+
+@cache
+def backend() -> Backend:
+    """Return the framework that trains."""
+    found: Backend = import_module(f"{__package__}.tensorflow.backend").TensorFlow()
+    return found

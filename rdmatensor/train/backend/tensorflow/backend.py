@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorFlow as sync/ and run/ see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from ..base import Backend
+from . import gradients, operations
+from .interim import watch_fits
+from .synchronized import synchronize_moments
+
+if TYPE_CHECKING:
+    from ....device import Device
+    from ....group import Group
+
+
+class TensorFlow(Backend):
+    """See Backend."""
+
+    def load(self) -> None:
+        operations.library()
+
+    def begin(self, together: Callable[[], Any]) -> None:
+        watch_fits()
+        synchronize_moments(together)
+
+    def share(self, device: Device) -> Any:
+        return operations.share_arena(device)
+
+    def unshare(self, shared: Any) -> None:
+        operations.unshare_arena(shared)
+
+    def join(self, device: Device, group: Group, timeout: float, left: Any) -> Any:
+        with tf.init_scope():  # it may be called while a step is traced
+            return operations.handle_of(device, group, timeout, left)
+
+    def leave(self, handle: Any, release: bool) -> None:
+        operations.leave(handle, release)
+
+    def mean(self, members: Any, grads: Sequence[Any], *how: Any) -> list[Any]:
+        return gradients.mean(members, grads, *how)
+
+    def as_vector(self, members: Any, grads: Sequence[Any], *how: Any) -> list[Any]:
+        return gradients.as_vector(members, grads, *how)

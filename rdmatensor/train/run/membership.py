@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one of several processes has that train together, as synchronizers see it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ...device import Device
+    from ...group import Group
+    from .rejoin import Addresses
+
+Array = npt.NDArray[Any]
+_MOVING = threading.Lock()
+
+
+class Membership:
+    """What one of `size` processes has that train together: a session, or a subgroup of one."""
+
+    rank: int
+    size: int
+    timeout: float
+    device: Device | None = None
+    group: Group | None = None
+    """None in a process that has come back: it is in no group."""
+    handle: Any = None
+    """The group as operations of the framework take it."""
+    closing: list[Callable[[], None]]
+    """What is called before the group is left, each time."""
+    name = "rdmatensor.train"
+    step = 0
+    """At which step a process has come back."""
+    stores = 0
+    """How many it has made."""
+    addresses: Sequence[str] = ()
+    """Of all processes' devices, once somebody has needed them."""
+    published: Addresses | None = None
+
+    def check(self) -> None:
+        """UsageError if this process has left the group."""
+
+    def name_of_next_store(self) -> str:
+        """Processes make their stores in the same order."""
+        return f"{self.name} {self.stores + 1}"
+
+    def moved(self, rank: int, address: str) -> None:
+        """Notes where a process is now. Any thread may call it."""
+        with _MOVING:
+            self.addresses = [*self.addresses[:rank], address, *self.addresses[rank + 1 :]]
+            if self.published is not None:
+                self.published[rank] = address
