@@ -23,12 +23,12 @@ from rdmatensor.train.run.membership import Membership
 PATIENCE = 100.0
 SYNCHRONOUS = "synchronous"
 WAYS: dict[str, Any] = {
-    "PullGossip": lambda: rt.PullGossip(),
-    "PushGossip": lambda: rt.PushGossip(),
-    "SGP": lambda: rt.SGP(),
-    "EASGD": lambda: rt.EASGD(period=4),
-    "SSP": lambda: rt.SSP(slack=3),
-    "Decoupled": lambda: rt.Decoupled(period=20, grace=0.02),
+    "PullGossip": lambda: rt.sync.PullGossip(),
+    "PushGossip": lambda: rt.sync.PushGossip(),
+    "SGP": lambda: rt.sync.SGP(),
+    "EASGD": lambda: rt.sync.EASGD(period=4),
+    "SSP": lambda: rt.sync.SSP(slack=3),
+    "Decoupled": lambda: rt.sync.Decoupled(period=20, grace=0.02),
 }
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 import rdmatensor.train as rt
 from graph_analyzer.parallel.layers import NETWORKS
 from line import leave, serve
-from rdmatensor.train.run.run import Run
+from rdmatensor.train.run.session import Session
 
 LESS = 8  # so many times fewer features
 
@@ -82,12 +82,12 @@ class Program:
     def make_train_function(self, force: bool = False) -> None:
         self._step = tf.function(self.train_step)
 
-    def steps(self, count: int, run: Run) -> list[float]:
+    def steps(self, count: int, run: Session) -> list[float]:
         """How long steps take, all processes together."""
         found = []
         self._step()
         if run.size > 1:
-            rt.barrier()
+            rt.ops.barrier()
         for _ in range(count):
             began = time.perf_counter()
             self._step()
@@ -110,9 +110,9 @@ def main() -> None:
 
     def train(way: str, compute: float, steps: int, less: int = LESS) -> dict[str, Any]:
         syncs: dict[str, Callable[[], Any]] = {
-            "sharded": rt.ShardedOptimizer,
-            "ahead": lambda: rt.ShardedOptimizer(ahead=True),
-            "all-reduce": rt.AllReduce,
+            "sharded": rt.sync.Sharded,
+            "ahead": lambda: rt.sync.Sharded(prefetch=True),
+            "all-reduce": rt.sync.AllReduce,
             "alone": lambda: None,
         }
         sync = syncs[way]()

@@ -183,7 +183,7 @@ class Program:
         """How long steps take."""
         found = []
         for _ in range(count):
-            rt.barrier()
+            rt.ops.barrier()
             began = time.perf_counter()
             self._step()
             found.append(time.perf_counter() - began)

@@ -14,8 +14,8 @@ import rdmatensor.train as rt
 from line import leave, serve
 from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.backend.tensorflow.gradients import AllReduce, mean
+from rdmatensor.train.embeddings.benchmark import decide
 from rdmatensor.train.embeddings.choice import Size
-from rdmatensor.train.embeddings.contest import decide
 from rdmatensor.train.embeddings.measure import Trial
 from rdmatensor.train.embeddings.placement import WAYS, Placement
 
@@ -96,8 +96,8 @@ class Member:
         """The way that parallelize() would choose, and what it expects of each."""
         rows, width, used, longest, ids = size
         table = Size(int(rows), int(width), used, longest, ids)
-        (verdict,) = decide(self._run, [table], [WAYS])
-        return {"way": verdict.way, "expected": verdict.seconds, "measured": verdict.measured}
+        (choice,) = decide(self._run, [table], [WAYS])
+        return {"way": choice.way, "expected": choice.seconds, "measured": choice.measured}
 
 
 def main() -> None:

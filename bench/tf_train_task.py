@@ -25,7 +25,8 @@ class Process(Worker):
         @tf.function
         def step() -> Any:
             return [
-                rt.all_reduce(each, op="sum", name=f"number {i}") for i, each in enumerate(tensors)
+                rt.ops.all_reduce(each, op="sum", name=f"number {i}")
+                for i, each in enumerate(tensors)
             ]
 
         for each, total in zip(self.sums(mine), step(), strict=True):
@@ -42,7 +43,7 @@ class Process(Worker):
         def step() -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((x @ weight - x) ** 2) / self._size
-            total = rt.all_reduce(tape.gradient(loss, weight), op="sum", name="gradient")
+            total = rt.ops.all_reduce(tape.gradient(loss, weight), op="sum", name="gradient")
             tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=total)
             return loss
 

@@ -102,7 +102,7 @@ def small_step(rank: int, size: int, port: int) -> Callable[[], Any]:
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> Any:
-        return [rt.all_reduce(each, "sum", name=f"{i}") for i, each in enumerate(tensors)]
+        return [rt.ops.all_reduce(each, "sum", name=f"{i}") for i, each in enumerate(tensors)]
 
     return step
 

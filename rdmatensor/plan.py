@@ -154,7 +154,7 @@ class Options:
     budgets: Sequence[int] | None = None
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """How an edge travels. `bytes` is its size or bound, 0 if unknown. `ring` and `group` are numbers in its
     link, or None. `offset` counts from the start of a slot."""
 
@@ -199,7 +199,7 @@ class Fusion(NamedTuple):
 class Plan:
     """`places` are in the order of the edges, `links` sorted by source and destination, `rings` by link."""
 
-    places: list[Place]
+    places: list[Placement]
     links: list[Link]
     rings: list[list[Ring]]
 
@@ -349,11 +349,11 @@ _CLASSES = list(PlanClass)
 _REASONS = list(Reason)
 
 
-def _places(plan: Any, count: int) -> Iterator[Place]:
+def _places(plan: Any, count: int) -> Iterator[Placement]:
     place = ffi.new("rdt_plan_place *")
     for index in range(count):
         check(lib.rdt_plan_get_place(plan, index, place))
-        yield Place(
+        yield Placement(
             _CLASSES[place.plan_class],
             _REASONS[place.reason],
             place.bytes,

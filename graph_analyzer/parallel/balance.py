@@ -83,6 +83,6 @@ def choices(
 def all_data(
     layers: Sequence[Layer], batch: float, workers: int, overlap: float = 1.0
 ) -> list[Choice]:
-    """Every layer data parallel, as rdmatensor.train's ShardedOptimizer does it."""
+    """Every layer data parallel, as rdmatensor.train's Sharded does it."""
     each = choices(layers, batch, workers, overlap)
     return [Choice(c.layer, "data", workers, c.ideal, c.data_bytes, c.data_bytes) for c in each]

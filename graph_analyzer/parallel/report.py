@@ -119,7 +119,7 @@ def advice(study: Study) -> list[str]:
     points = study.points
     good = [each.workers for each in points if each.data_efficiency >= _GOOD]
     found = [
-        f"Data parallel, rt.ShardedOptimizer() keeps {_GOOD:.0%} of each worker up to {max(good)} workers."
+        f"Data parallel, rt.sync.Sharded() keeps {_GOOD:.0%} of each worker up to {max(good)} workers."
         if good
         else f"Data parallel, even {points[0].workers} workers keep less than {_GOOD:.0%} each."
         if points

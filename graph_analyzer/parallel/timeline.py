@@ -4,7 +4,7 @@
 A layer's gradients are exchanged as soon as its backward pass is over, the last layers' first. Inputs of
 layers that are cut travel when the layer is computed, which waits for them. With `ahead`, the next forward
 pass of a layer waits for that layer's weights only, as in PCL-DNN; without, a step ends when all weights
-are there, as with ShardedOptimizer.
+are there, as with Sharded.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Point:
     alone_seconds: float
     """One worker, with the whole batch."""
     data_seconds: float
-    """With ShardedOptimizer: every layer data parallel, and forward passes wait for all weights."""
+    """With Sharded: every layer data parallel, and forward passes wait for all weights."""
     best_seconds: float
     """With the best choice for each layer, and forward passes that wait for their own weights only."""
 

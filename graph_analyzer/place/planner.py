@@ -129,7 +129,7 @@ def _edge(
     transfers: Transfers,
     item: Transfer,
     order: core.Order,
-    place: core.Place,
+    place: core.Placement,
     ring: core.Ring | None,
     fusion: core.Fusion,
 ) -> Edge:
@@ -163,7 +163,9 @@ def _edge(
 
 def _added(transfers: Transfers, item: Transfer) -> Edge:
     """The edge of a tensor that no server plans."""
-    place = core.Place(core.PlanClass.DYNAMIC, core.Reason.NONE, item.element_size, None, None, 0)
+    place = core.Placement(
+        core.PlanClass.DYNAMIC, core.Reason.NONE, item.element_size, None, None, 0
+    )
     alone = core.Fusion(None, core.Alone.NOT)
     edge = _edge(transfers, item, core.Order(), place, None, alone)
     return replace(edge, reason=ADDED, alone=ADDED)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..train.sync import rules
-from ..train.sync.periods import QSR, AdaComm, Period, Quality
+from ..train.sync.periods import QSR, Period, Quality
 from .cluster import Cluster, Curve, Group, Life, Setting
 from .problem import Array, Problem
 
@@ -148,7 +148,7 @@ class Compressed:
 
 
 class LocalSGD(Synchronizer):
-    """The mean of all models every `period` steps: a number, "qsr", "adacomm" or "quality".
+    """The mean of all models every `period` steps: a number, "qsr" or "quality".
 
     `alpha` is QSR's, `bound` is the quality's; both begin at `base`.
     """
@@ -166,7 +166,6 @@ class LocalSGD(Synchronizer):
         super().__init__(setting, problem)
         known: dict[str, Callable[[], Period]] = {
             "qsr": lambda: QSR(alpha, base),
-            "adacomm": lambda: AdaComm(base),
             "quality": lambda: Quality(bound, base, longest),
         }
         if isinstance(period, str) and period not in known:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from .backend.tensorflow import operations
-from .run.run import Run
+from .run.session import Session
 
 # What may differ: names that Keras counts up, seeds, and initial weights, which are rank 0's everywhere.
 _FREE = ("name", "seed", "shared_object_id", "code")
@@ -40,7 +40,7 @@ class _Fact(NamedTuple):
     numbers: list[float] | None
 
 
-def compare(run: Run, model: Any) -> None:
+def compare(run: Session, model: Any) -> None:
     """Raises UsageError in every process if a layer is not the same in all of them. All call it.
 
     Normalization layers that only rank 0 has adapted are no difference: they follow their variables.
@@ -73,7 +73,7 @@ def follow_variables(model: Any) -> None:
             layer.finalize_state()
 
 
-def _gathered(run: Run, values: Any) -> Any:
+def _gathered(run: Session, values: Any) -> Any:
     own = tf.constant(values[np.newaxis])
     return operations.all_gather(run, own, "what layers have beside weights").numpy()
 

@@ -22,7 +22,7 @@ from .backend.tensorflow.interim import until_fit_ends
 from .backend.tensorflow.optimizer import hooks_of, kept_of, sync_of
 from .backend.tensorflow.parts import part_of
 from .durable import put, sync
-from .run.run import Run
+from .run.session import Session
 from .sync.base import Array, having
 
 
@@ -56,7 +56,7 @@ class Backup:
     Processes on several hosts may have a folder each. Methods raise UsageError if a file is not theirs.
     """
 
-    def __init__(self, folder: Path, run: Run, model: Any, optimizers: Sequence[Any]) -> None:
+    def __init__(self, folder: Path, run: Session, model: Any, optimizers: Sequence[Any]) -> None:
         self._folder, self._run, self._model = folder, run, model
         self._optimizers = optimizers
         self._kept = Kept()

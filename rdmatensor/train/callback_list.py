@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from .backend.tensorflow import operations
-from .run.run import Run
+from .run.session import Session
 
 
 def list_of(callback: Any) -> Any:
@@ -42,7 +42,7 @@ def files_of(callbacks: Iterable[Any]) -> list[str]:
     return [str(Path(each).resolve()) for each in paths]
 
 
-def refuse_common(run: Run, files: list[str], most: int) -> None:
+def refuse_common(run: Session, files: list[str], most: int) -> None:
     """Raises UsageError if several processes would write one file. `most` is the largest number of files."""
     if most == 0:
         return

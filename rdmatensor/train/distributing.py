@@ -10,7 +10,7 @@ import keras
 
 from ..errors import UsageError
 from .backend.tensorflow.optimizer import checked, inside, put_in_front
-from .run.run import current
+from .run.session import current
 from .shares import weigh_steps
 from .sync.base import Parameters, Synchronizer
 

@@ -12,11 +12,11 @@ import keras
 from .links import Links
 from .logs import Logs
 from .pauses import Plan
-from .run.run import current
+from .run.session import current
 from .shares import Shares
 from .summary import Summary
+from .synchronize import SynchronizeCallback
 from .tensor_parallel.leading import only_on_rank_0
-from .together import Together
 from .uneven import Uneven
 from .warmup import Warmup
 
@@ -61,7 +61,9 @@ def callbacks(
     found: list[Any] = [] if joins is None else [joins]
     if run.size > 1:
         found.append(Logs(run))
-    found.append(Together(run, Path(backup) if backup is not None else None, plan, joins))
+    found.append(
+        SynchronizeCallback(run, Path(backup) if backup is not None else None, plan, joins)
+    )
     if run.size > 1:
         found.append(Shares())
     if warmup_epochs > 0:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from .additive import added_by, watch_metric
 from .backend.tensorflow import operations
 from .backend.tensorflow.names import plain
-from .run.run import Run
+from .run.session import Session
 
 _Array = npt.NDArray[Any]
 
@@ -44,7 +44,7 @@ def counted(model: Any) -> Counted:
 
 
 def merged(
-    run: Run, model: Any, logs: Mapping[str, Any], parts: Mapping[str, Counted]
+    run: Session, model: Any, logs: Mapping[str, Any], parts: Mapping[str, Counted]
 ) -> dict[str, Any]:
     """The logs of one process that has counted what all have counted. All processes call it.
 
@@ -136,7 +136,7 @@ def _not_added(model: Any) -> set[int]:
     return found
 
 
-def _sum(run: Run, values: list[_Array], detail: str) -> list[_Array]:
+def _sum(run: Session, values: list[_Array], detail: str) -> list[_Array]:
     """The sums over all processes, in one operation."""
     flat = np.concatenate([np.ravel(each).astype(np.float64) for each in values])
     total = operations.all_reduce(run, tf.constant(flat), "sum", detail).numpy()

@@ -10,7 +10,7 @@ import keras
 
 from ..errors import UsageError
 from .backend.tensorflow.optimizer import sync_of
-from .run.run import Run
+from .run.session import Session
 
 # Each pair has the network alone for a moment; all moments together last at most so many seconds.
 _MOMENT, _ALL = 0.1, 10.0
@@ -19,7 +19,7 @@ _MOMENT, _ALL = 0.1, 10.0
 class Links(keras.callbacks.Callback):  # type: ignore[misc]
     """Times the trees after each epoch, and packs them anew if a link has slowed down. In every process."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Session) -> None:
         super().__init__()
         if run.size > 1 and run.topology is None:
             raise UsageError("watch_links needs to know the links: call init() with topology=")

@@ -10,13 +10,13 @@ import keras
 from .backend.tensorflow.interim import until_fit_ends
 from .backend.tensorflow.optimizer import sync_of
 from .keras_metrics import Counted, counted, merged, watch
-from .run.run import Run
+from .run.session import Session
 
 
 class Logs(keras.callbacks.Callback):  # type: ignore[misc]
     """Merges the metrics of training and validation once an epoch, in one operation."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Session) -> None:
         super().__init__()
         self._run = run
         self._in_fit = False

@@ -71,6 +71,6 @@ def _outermost(optimizer: Any) -> Iterator[Any]:
         if hasattr(optimizer, "optimizers") and isinstance(sync, OptimizerHooks):
             raise UsageError(
                 f"{type(sync).__name__} and {type(optimizer).__name__}: the state would be saved in strips: "
-                "use rt.AllReduce()"
+                "use rt.sync.AllReduce()"
             )
         yield found

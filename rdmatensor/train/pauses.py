@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from .backend.tensorflow import operations
-from .run.run import Run
+from .run.session import Session
 
 # Seconds between two looks at what the others want.
 _APART = 1.0
@@ -57,7 +57,7 @@ class Pauses:
     How many steps lie between two looks follows from the time that the slowest process needs for one.
     """
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(self, run: Session, plan: Plan) -> None:
         self._run, self._plan = run, plan
         self._asked = threading.Event()
         self._before: Any = None

@@ -9,7 +9,7 @@ from .backend.tensorflow import operations
 from .backend.tensorflow.optimizer import hooks_of, sync_of
 from .backup import in_parts
 from .optimizers import distributed
-from .run.run import current
+from .run.session import current
 
 
 def save(model: Any, path: Any) -> None:

@@ -44,7 +44,7 @@ def _weigh(model: Any) -> None:
     if getattr(train_step, "weighs", False):
         return
 
-    @operations.as_written
+    @operations.no_autograph
     def weighed(data: Any) -> Any:
         weighing = _weighing_of(model, data)
         if weighing is None:

@@ -15,14 +15,14 @@ from .backend.tensorflow import operations
 from .backend.tensorflow.optimizer import averages_gradients, sync_of
 from .costs import Row, differences, numbers, statistics, table
 from .optimizers import distributed
-from .run.run import Run
+from .run.session import Session
 from .sync.base import Synchronizer
 
 
 class Summary(keras.callbacks.Callback):  # type: ignore[misc]
     """Counts steps and examples. Rank 0 prints the table of all processes unless fit() is told verbose=0."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Session) -> None:
         super().__init__()
         self._run = run
         self._steps = self._batches = 0
@@ -76,7 +76,8 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
         if apart and self._run.rank == 0 and min(examples) != max(examples):
             warnings.warn(
                 f"processes have trained on {min(examples):.0f} to {max(examples):.0f} examples, and {apart} "
-                "counts their models equally: give all as many, or use rt.AllReduce(), which weighs losses",
+                "counts their models equally: give all as many, or use rt.sync.AllReduce(), which weighs "
+                "losses",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -22,7 +22,7 @@ from .backend.tensorflow.weighing import Presence
 from .callback_list import list_of
 from .keras_metrics import metrics_of
 from .optimizers import distributed
-from .run.run import Run
+from .run.session import Session
 
 # An attribute of a model while it trains so.
 _PRESENCE = "_rdmatensor_presence"
@@ -42,7 +42,7 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
     layers and metrics gather is put back. Callbacks see the same steps in all processes.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Session) -> None:
         super().__init__()
         self._run = run
         self._presence = Presence()
@@ -82,7 +82,7 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
             )
             what = "processes have parts of the model" if divided else what
             raise UsageError(
-                f"callbacks(uneven=True): {what}. Use rt.AllReduce() or rt.ShardedOptimizer() and a model "
+                f"callbacks(uneven=True): {what}. Use rt.sync.AllReduce() or rt.sync.Sharded() and a model "
                 "that every process has, or give all processes as many batches: rt.shard(data)"
             )
         make = type(model).make_train_function
@@ -182,13 +182,10 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._acts or not self._some_idle:
             return
         for each in differing(self._run, variables, "what layers have gathered"):
-            value = tf.convert_to_tensor(each)
-            sent = tf.cast(value, tf.int8) if value.dtype.is_bool else value
-            sent = operations.broadcast(
-                self._run, sent, self._leader, f"{label(each)} of all steps"
-            )
+            name = f"{label(each)} of all steps"
+            value = operations.broadcast(self._run, tf.convert_to_tensor(each), self._leader, name)
             if self._idle:
-                each.assign(tf.cast(sent, value.dtype))
+                each.assign(value)
 
 
 def _rows_in(batch: Any) -> int:

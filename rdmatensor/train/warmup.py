@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UsageError
 from .optimizers import leaves
-from .run.run import Run
+from .run.session import Session
 
 # An attribute of an optimizer: the rate to reach, and the one that was set last.
 _WARM = "_rdmatensor_warm"
@@ -19,7 +19,7 @@ _WARM = "_rdmatensor_warm"
 class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
     """Sets the rate of each step, from the optimizer's divided by the number of processes."""
 
-    def __init__(self, run: Run, epochs: float) -> None:
+    def __init__(self, run: Session, epochs: float) -> None:
         super().__init__()
         self._size = run.size
         self._epochs = epochs

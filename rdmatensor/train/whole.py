@@ -16,7 +16,7 @@ from . import keras_metrics
 from .backend.tensorflow import operations
 from .backend.tensorflow.data import agree, arrays_of
 from .backend.tensorflow.rows import Batches, rows_of
-from .run.run import Run, current
+from .run.session import Session, current
 
 _BATCH = 32  # Keras's
 
@@ -95,7 +95,7 @@ def predict(model: Any, x: Any, *, batch_size: int | None = None) -> Any:
     return keras.tree.pack_sequence_as(outputs[0], typed)
 
 
-def _part(run: Run, data: tuple[Any, Any, Any], size: int) -> tuple[tuple[Any, Any, Any], bool]:
+def _part(run: Session, data: tuple[Any, Any, Any], size: int) -> tuple[tuple[Any, Any, Any], bool]:
     """This process's batches of x, y and weights, and whether there are any; else the first of all."""
     x = data[0]
     if isinstance(x, tf.data.Dataset):
@@ -138,7 +138,7 @@ def _outputs(model: Any, x: Any, size: int) -> Iterator[Any]:
         yield keras.tree.map_structure(lambda each, rows=rows: each[rows], outputs)
 
 
-def _exchanged(run: Run, batches: list[list[Any]], leaves: int) -> list[list[list[Any]]]:
+def _exchanged(run: Session, batches: list[list[Any]], leaves: int) -> list[list[list[Any]]]:
     """The batches of all processes, of so many arrays each. Types that are not numpy's own come as bytes."""
     file = io.BytesIO()
     np.savez(file, *[leaf for batch in batches for leaf in batch])

@@ -69,7 +69,7 @@ def _whole(found: Array, mark: int, what: str) -> None:
 
 def ways() -> list[Any]:
     """Each way to keep models together, new."""
-    return [rt.PullGossip(), rt.SGP(), rt.Decoupled(period=10, grace=0.02), Marked()]
+    return [rt.sync.PullGossip(), rt.sync.SGP(), rt.sync.Decoupled(period=10, grace=0.02), Marked()]
 
 
 class Model:

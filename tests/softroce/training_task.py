@@ -14,8 +14,9 @@ import rdmatensor.train as rt
 from softroce.forks import in_forks
 
 # What is imported when it is used is imported before there are forks.
-for _name in rt.__all__:
-    getattr(rt, _name)
+for _of in (rt, rt.sync):
+    for _name in _of.__all__:
+        getattr(_of, _name)
 RANKS = 2
 ROWS, FEATURES, HIDDEN = 8, 100, 200
 WORDS, WIDTH = 1000, 32
@@ -60,7 +61,7 @@ def _train(index: int, root: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     alone = _numbers(_step(_dense(), sgd(), x, y))
-    for name, sync in (("all_reduce", rt.AllReduce()), ("sharded", rt.ShardedOptimizer())):
+    for name, sync in (("all_reduce", rt.sync.AllReduce()), ("sharded", rt.sync.Sharded())):
         before = run.device.stats()
         got = _numbers(_step(_dense(), rt.distribute(sgd(), sync), x[mine], y[mine]))
         after = run.device.stats()
@@ -73,7 +74,7 @@ def _train(index: int, root: str) -> dict[str, Any]:
     carried = sum(_carried(run.device.stats())) - sum(_carried(before))
     right = [np.ravel(whole[index::RANKS]).astype(float).tolist()]
     found["owners"] = {"got": got, "right": right, "carried": carried}
-    rt.barrier()
+    rt.ops.barrier()
     return {"steps": found, "transports": {k: v.text for k, v in run.device.transports.items()}}
 
 

@@ -22,7 +22,7 @@ def main() -> None:
     if run.device is not None:
         sent = rt.statistics()["sent_bytes"]
         found["place"] = {"address": run.device.address, "sent": sent}
-        rt.barrier()
+        rt.ops.barrier()
     (folder / f"{run.rank}.json").write_text(json.dumps(found))
 
 

@@ -37,7 +37,7 @@ class _Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self.batches += 1
         returns = rt.init().returns
         if self.batches == 1 and not returns:
-            rt.barrier("after the first step")
+            rt.ops.barrier("after the first step")
         if self.batches == 1:
             self._first = self._member().generation
             return
@@ -75,7 +75,7 @@ def fit_with_a_kill(doomed: int, backup: str) -> Any:
             rt.distribute("sgd")
         except UsageError as error:
             refused = str(error)
-    sync = rt.PullGossip()
+    sync = rt.sync.PullGossip()
     model.compile(
         rt.distribute(keras.optimizers.SGD(0.1), sync),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -87,7 +87,7 @@ def fit(
     run = rt.init()
     model = _model(batch_norm)
     wire: Any = compression
-    sync = rt.AllReduce(bucket_bytes=bucket_bytes, compression=wire)
+    sync = rt.sync.AllReduce(bucket_bytes=bucket_bytes, compression=wire)
     model.compile(
         rt.distribute(_optimizer(optimizer), sync),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -133,7 +133,7 @@ def watched() -> Any:
     looks = fit("sgd", epochs=3, watch_links=True)
     count = len(used)
     model = _model()
-    model.compile(rt.distribute(_optimizer("sgd"), rt.PullGossip()), loss="mse")
+    model.compile(rt.distribute(_optimizer("sgd"), rt.sync.PullGossip()), loss="mse")
     try:
         model.fit(
             np.zeros((8, WIDTH)), np.zeros((8, CLASSES)), callbacks=rt.callbacks(watch_links=True)
@@ -156,7 +156,7 @@ def measured(traces: str) -> Any:
     from rdmatensor._tools import watching
 
     model = _model()
-    model.compile(rt.distribute("sgd", rt.AllReduce(bucket_bytes=1)), loss="mse")
+    model.compile(rt.distribute("sgd", rt.sync.AllReduce(bucket_bytes=1)), loss="mse")
     data = np.zeros((8, WIDTH), "f"), np.zeros((8, CLASSES), "f")
 
     class Late(keras.callbacks.Callback):  # type: ignore[misc]
@@ -320,7 +320,7 @@ def resume(backup: str, stop_after: int | None, epochs: int = 4) -> Any:
 
 def _sync(text: str) -> Any:
     """What a program would write: "LocalSGD(period=8)"."""
-    return eval(text, {name: getattr(rt, name) for name in rt.__all__})
+    return eval(text, {name: getattr(rt.sync, name) for name in rt.sync.__all__})
 
 
 def synced(each: list[str], epochs: int = 2) -> Any:
@@ -345,7 +345,7 @@ def learn(each: list[str], epochs: int, broken: bool = False) -> Any:
 
     run = rt.init()
     if broken:
-        local_sgd.LocalSGD._average = lambda *_: None  # type: ignore[method-assign]
+        local_sgd.mean = lambda *_: None
         local_sgd.average = lambda *_: False
     digits = load_digits()
     x, y = (digits.data / 16.0 - 0.5).astype("f"), digits.target
@@ -379,15 +379,15 @@ def save(path: str) -> Any:
     model.fit(*data, batch_size=4, callbacks=rt.callbacks(), verbose=0)
     if run.rank == 0:
         model.save(path)
-    rt.barrier()
+    rt.ops.barrier()
     return [type(model.optimizer).__name__, _flat(model.trainable_variables)]
 
 
 def again() -> Any:
     """Leaves the group and joins another one."""
     run = rt.init()
-    first = float(rt.all_reduce(tf.constant(1.0 + run.rank), op="sum"))
-    function = tf.function(lambda: rt.all_reduce(tf.constant(1.0), op="sum"))
+    first = float(rt.ops.all_reduce(tf.constant(1.0 + run.rank), op="sum"))
+    function = tf.function(lambda: rt.ops.all_reduce(tf.constant(1.0), op="sum"))
     handle = run.handle
     function()
     if run.rank == 0:
@@ -401,14 +401,14 @@ def again() -> Any:
         says = str(error)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     run = rt.init(rank=run.rank, size=run.size, root=f"{host}:{port}")
-    return [first, float(rt.all_reduce(tf.constant(10.0 + run.rank), op="sum")), says]
+    return [first, float(rt.ops.all_reduce(tf.constant(10.0 + run.rank), op="sum")), says]
 
 
 def compiled() -> Any:
     """XLA cannot compile the operations."""
     rt.init()
     try:
-        tf.function(rt.all_reduce, jit_compile=True)(tf.zeros([2]))
+        tf.function(rt.ops.all_reduce, jit_compile=True)(tf.zeros([2]))
     except Exception as error:
         return str(error)
     return "no error"

@@ -44,15 +44,15 @@ def local_failures(meeting: str) -> Any:
     run = rt.init(timeout=600)
     odd = run.rank == 1
     return {
-        "shape": _caught(lambda: rt.reduce_scatter(tf.zeros([4 if odd else 6]), name="parts")),
+        "shape": _caught(lambda: rt.ops.reduce_scatter(tf.zeros([4 if odd else 6]), name="parts")),
         "memory": _caught(_without_memory if odd else _broadcast_large),
         "node": _caught(lambda: _beside_a_failing_node(run.rank, Path(meeting))),
-        "after": float(rt.all_reduce(tf.constant(run.rank + 1.0), op="sum")),
+        "after": float(rt.ops.all_reduce(tf.constant(run.rank + 1.0), op="sum")),
     }
 
 
 def _broadcast_large() -> Any:
-    return rt.broadcast(tf.zeros([LARGE // 4]), name="a large one")
+    return rt.ops.broadcast(tf.zeros([LARGE // 4]), name="a large one")
 
 
 def _without_memory() -> Any:
@@ -61,7 +61,7 @@ def _without_memory() -> Any:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + LEFT, limits[1]))
     try:
-        return rt.broadcast(value, name="a large one")
+        return rt.ops.broadcast(value, name="a large one")
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -90,7 +90,7 @@ def _beside_a_failing_node(rank: int, folder: Path) -> Any:
             (folder / "failed").touch()
     else:
         until("rank 1 did not fail", (folder / "failed").exists)
-    return tf.function(lambda: rt.all_reduce(tf.ones([3]), op="sum", name="the sum"))()
+    return tf.function(lambda: rt.ops.all_reduce(tf.ones([3]), op="sum", name="the sum"))()
 
 
 def kill_and_resume(backup: str, dies: str = "") -> Any:
@@ -146,13 +146,13 @@ def disagree(how: str) -> Any:
     odd = run.rank == 1
     try:
         if how == "shape":
-            rt.all_reduce(tf.zeros([3] if odd else [2]), name="weights")
+            rt.ops.all_reduce(tf.zeros([3] if odd else [2]), name="weights")
         elif how == "name":
-            rt.all_reduce(tf.zeros([2]), name="of the model" if odd else "of the loss")
+            rt.ops.all_reduce(tf.zeros([2]), name="of the model" if odd else "of the loss")
         elif how == "kind":
-            (rt.all_gather if odd else rt.all_reduce)(tf.zeros([2]), name="values")
+            (rt.ops.all_gather if odd else rt.ops.all_reduce)(tf.zeros([2]), name="values")
         elif how == "type":
-            rt.all_reduce(tf.zeros([2], tf.float64 if odd else tf.float32), name="values")
+            rt.ops.all_reduce(tf.zeros([2], tf.float64 if odd else tf.float32), name="values")
         elif how == "steps":
             _uneven(odd)
         elif how == "model":
@@ -208,7 +208,7 @@ def _another_branch(odd: bool) -> None:
 
 def _another_synchronizer(odd: bool) -> None:
     model = sharded_cases._model()
-    sync = rt.LocalSGD(3) if odd else rt.AllReduce()
+    sync = rt.sync.LocalSGD(3) if odd else rt.sync.AllReduce()
     model.compile(rt.distribute("sgd", sync), loss="mse")
     model.fit(*_zeros(8), batch_size=4, callbacks=rt.callbacks(), verbose=0)
 
@@ -225,7 +225,7 @@ def late() -> Any:
         print("idle", flush=True)
         sys.stdin.read()  # until the test ends it
     try:
-        rt.all_reduce(tf.zeros([2]), name="of both")
+        rt.ops.all_reduce(tf.zeros([2]), name="of both")
     except tf.errors.OpError as error:
         return {"kind": type(error).__name__, "says": str(error)}
     return "no error"

@@ -23,26 +23,26 @@ def operations() -> Any:
 
     def each(value: Any) -> dict[str, Any]:
         return {
-            "mean": rt.all_reduce(value, op="mean"),
-            "sum": rt.all_reduce(value, op="sum"),
-            "max": rt.all_reduce(value, op="max"),
-            "min": rt.all_reduce(value, op="min"),
-            "product": rt.all_reduce(value * 0.01, op="product"),
-            "scatter": rt.reduce_scatter(value),
-            "gather": rt.all_gather(value),
-            "all_to_all": rt.all_to_all(value),
-            "broadcast": rt.broadcast(value, root=run.size - 1),
+            "mean": rt.ops.all_reduce(value, op="mean"),
+            "sum": rt.ops.all_reduce(value, op="sum"),
+            "max": rt.ops.all_reduce(value, op="max"),
+            "min": rt.ops.all_reduce(value, op="min"),
+            "product": rt.ops.all_reduce(value * 0.01, op="product"),
+            "scatter": rt.ops.reduce_scatter(value),
+            "gather": rt.ops.all_gather(value),
+            "all_to_all": rt.ops.all_to_all(value),
+            "broadcast": rt.ops.broadcast(value, root=run.size - 1),
         }
 
     def gradients(value: Any) -> dict[str, Any]:
         found = {}
         for name, act in {
-            "mean": lambda x: rt.all_reduce(x, op="mean"),
-            "sum": lambda x: rt.all_reduce(x, op="sum"),
-            "scatter": rt.reduce_scatter,
-            "gather": rt.all_gather,
-            "all_to_all": rt.all_to_all,
-            "broadcast": rt.broadcast,
+            "mean": lambda x: rt.ops.all_reduce(x, op="mean"),
+            "sum": lambda x: rt.ops.all_reduce(x, op="sum"),
+            "scatter": rt.ops.reduce_scatter,
+            "gather": rt.ops.all_gather,
+            "all_to_all": rt.ops.all_to_all,
+            "broadcast": rt.ops.broadcast,
         }.items():
             with tf.GradientTape() as tape:
                 tape.watch(value)
@@ -68,8 +68,8 @@ def operations() -> Any:
     found["ordered"] = not any(op.inputs[-1].dtype == tf.variant for op in starts[:1]) and all(
         after.inputs[-1] is before.outputs[0] for before, after in itertools.pairwise(starts)
     )
-    rt.barrier()
-    tf.function(rt.barrier)()
+    rt.ops.barrier()
+    tf.function(rt.ops.barrier)()
     return found
 
 
@@ -81,9 +81,9 @@ def types() -> Any:
     sums = {}
     for name in names:
         value = tf.cast(tf.range(5) + rt.rank(), name)
-        sums[name] = tf.cast(rt.all_reduce(value, op="sum"), tf.float64).numpy().tolist()
-    empty = rt.all_reduce(tf.zeros([0, 3]))
-    big = rt.all_reduce(tf.ones([5_000_000]), op="sum")
+        sums[name] = tf.cast(rt.ops.all_reduce(value, op="sum"), tf.float64).numpy().tolist()
+    empty = rt.ops.all_reduce(tf.zeros([0, 3]))
+    big = rt.ops.all_reduce(tf.ones([5_000_000]), op="sum")
     return [sums, empty.shape.as_list(), float(tf.reduce_max(big)), float(tf.reduce_min(big))]
 
 
@@ -93,16 +93,16 @@ def many_in_flight() -> Any:
 
     @tf.function
     def many(value: Any) -> Any:
-        return [rt.all_reduce(value * i, op="sum", name=f"number {i}") for i in range(50)]
+        return [rt.ops.all_reduce(value * i, op="sum", name=f"number {i}") for i in range(50)]
 
     @tf.function
     def looped(value: Any) -> Any:
         total = tf.zeros_like(value)
         for i in tf.range(20):
             if i % 3 == 0:
-                total += rt.all_reduce(value + tf.cast(i, tf.float32), op="sum", name="third")
+                total += rt.ops.all_reduce(value + tf.cast(i, tf.float32), op="sum", name="third")
             else:
-                total += rt.all_reduce(value, op="max", name="other")
+                total += rt.ops.all_reduce(value, op="max", name="other")
         return total
 
     value = tf.ones([1000]) * (run.rank + 1.0)
@@ -119,15 +119,19 @@ def in_place() -> Any:
         @tf.function
         def used_again(value: Any) -> Any:
             twice = value * 2.0
-            return twice, rt.all_reduce(twice, op="mean"), rt.all_reduce(value * 4.0, op="sum")
+            return (
+                twice,
+                rt.ops.all_reduce(twice, op="mean"),
+                rt.ops.all_reduce(value * 4.0, op="sum"),
+            )
 
         value = tf.fill([count], run.rank + 1.0)
-        results = [*used_again(value), rt.all_reduce(value, op="mean"), value]
+        results = [*used_again(value), rt.ops.all_reduce(value, op="mean"), value]
         found.append([[float(x) for x in (each[0], each[-1])] for each in results])
 
     @tf.function
     def used_once(value: Any) -> Any:
-        return rt.all_reduce(value * 4.0, op="sum")
+        return rt.ops.all_reduce(value * 4.0, op="sum")
 
     before = plugin.stats()["arena"]["used_bytes"]
     kept = used_once(value)
@@ -143,11 +147,11 @@ def unknown_sizes() -> Any:
     def each(value: Any) -> Any:
         traces.append(value.shape)
         return {
-            "sum": rt.all_reduce(value, op="sum"),
-            "scatter": rt.reduce_scatter(value),
-            "gather": rt.all_gather(value),
-            "all_to_all": rt.all_to_all(value),
-            "broadcast": rt.broadcast(value, root=1),
+            "sum": rt.ops.all_reduce(value, op="sum"),
+            "scatter": rt.ops.reduce_scatter(value),
+            "gather": rt.ops.all_gather(value),
+            "all_to_all": rt.ops.all_to_all(value),
+            "broadcast": rt.ops.broadcast(value, root=1),
         }
 
     def squares(value: Any) -> Any:

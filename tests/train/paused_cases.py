@@ -21,10 +21,10 @@ from rdmatensor.train.backend.tensorflow import operations
 __all__ = ["paused"]
 _L = keras.layers
 SYNCS: dict[str, Any] = {
-    "AllReduce": rt.AllReduce,
-    "LocalSGD": lambda: rt.LocalSGD(3),
-    "ahead": lambda: rt.ShardedOptimizer(ahead=True),
-    "uneven": rt.AllReduce,
+    "AllReduce": rt.sync.AllReduce,
+    "LocalSGD": lambda: rt.sync.LocalSGD(3),
+    "ahead": lambda: rt.sync.Sharded(prefetch=True),
+    "uneven": rt.sync.AllReduce,
 }
 
 
@@ -103,7 +103,7 @@ def _left(backup: Path, act: Any) -> Any:
     except (SystemExit, _Crash) as error:
         code = getattr(error, "code", "crash")
     state = json.loads((backup / "state.json").read_text())
-    rt.barrier("all have read it")
+    rt.ops.barrier("all have read it")
     return [code, state["epoch"], state["batch"]]
 
 
@@ -153,7 +153,7 @@ def _again() -> Any:
 
     @tf.function
     def total(value: Any) -> Any:
-        return rt.all_reduce(value, "sum")
+        return rt.ops.all_reduce(value, "sum")
 
     def fit() -> Any:
         model.fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=rt.callbacks())

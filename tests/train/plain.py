@@ -28,7 +28,7 @@ from rdmatensor.train.sync.base import Array, Parameters
 CLASSES, WIDTH, BATCH = 10, 65, 16
 
 
-class Deaf(rt.PullGossip):
+class Deaf(rt.sync.PullGossip):
     """Gossip that does everything but use what it hears."""
 
     def exchange(self, x: Array, step: int, rate: float) -> int:
@@ -36,7 +36,7 @@ class Deaf(rt.PullGossip):
 
 
 class Run(Membership):
-    """What synchronizers need of rdmatensor.train.Run, without TensorFlow."""
+    """What synchronizers need of rdmatensor.train.Session, without TensorFlow."""
 
     def __init__(self, again: bool = False) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -268,7 +268,7 @@ def resume(run: Any, each: list[str], steps: int) -> Any:
 
 def turns(run: Any, steps: int) -> Any:
     """SGP whose processes wait for their turns, at unequal speeds: whether it does what its paper's does."""
-    sync = rt.SGP(wait=run.timeout)
+    sync = rt.sync.SGP(wait=run.timeout)
     numbers = np.random.default_rng(0).standard_normal((steps, run.size, 3)).astype("f")
     wanted, x = np.zeros((run.size, 3), "f"), np.zeros(3, "f")
     sync.begin(run, x)
@@ -290,7 +290,7 @@ def turns(run: Any, steps: int) -> Any:
 def in_step(run: Any, steps: int) -> Any:
     """SSP without slack, at unequal speeds: how far the model is from the one that moves by the mean of all
     changes. In the last step, owners take changes late, when those that sent them may have ended."""
-    sync = rt.SSP(slack=0)
+    sync = rt.sync.SSP(slack=0)
     take = sync._take
 
     def late(rank: int, number: int, change: Array) -> None:

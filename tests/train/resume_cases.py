@@ -26,20 +26,20 @@ class _Copy(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == KEPT:
-            rt.barrier("all have kept it")
+            rt.ops.barrier("all have kept it")
             if rt.rank() == 0:
                 shutil.copytree(self._backup, self._copied)
-            rt.barrier("the copy")
+            rt.ops.barrier("the copy")
 
 
 def _begins_late() -> None:
-    begin = rt.Hierarchical.begin
+    begin = rt.sync.Hierarchical.begin
 
     def late(*arguments: Any) -> Any:
         time.sleep(0.3)
         return begin(*arguments)
 
-    rt.Hierarchical.begin = late  # type: ignore
+    rt.sync.Hierarchical.begin = late  # type: ignore
 
 
 def _fit(text: str, backup: Path, *more: Any, adam: bool = True) -> list[float]:
@@ -49,7 +49,7 @@ def _fit(text: str, backup: Path, *more: Any, adam: bool = True) -> list[float]:
     model = keras.Sequential(
         [keras.Input((12,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(4)]
     )
-    sync = eval(text, {name: getattr(rt, name) for name in rt.__all__})
+    sync = eval(text, {name: getattr(rt.sync, name) for name in rt.sync.__all__})
     model.compile(
         rt.distribute(keras.optimizers.Adam(0.01) if adam else keras.optimizers.SGD(0.1), sync),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -80,11 +80,11 @@ def resumes(
     for number, text in enumerate(each):
         whole, copied = Path(backups, f"whole {number}"), Path(backups, f"{number}")
         first = _fit(text, whole, _Copy(whole, copied), adam=adam)
-        rt.barrier()
+        rt.ops.barrier()
         again = Path(backups, f"again {number}")
         if rt.rank() == 0:
             shutil.copytree(copied, again)
-        rt.barrier()
+        rt.ops.barrier()
         found[text] = [first, _fit(text, again, adam=adam)]
     return found
 

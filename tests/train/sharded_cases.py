@@ -127,10 +127,10 @@ def sharded(names: list[str], whole: bool = True) -> Any:
     for name in names:
         fit = dict(FITS[name])
         ahead = fit.pop("ahead", False)
-        each = {"parts": _trained(rt.ShardedOptimizer(bucket_bytes=600, ahead=ahead), fit)}
+        each = {"parts": _trained(rt.sync.Sharded(bucket_bytes=600, prefetch=ahead), fit)}
         if whole:
             key = json.dumps(fit)
-            alike[key] = each["whole"] = alike.get(key) or _trained(rt.AllReduce(), fit)
+            alike[key] = each["whole"] = alike.get(key) or _trained(rt.sync.AllReduce(), fit)
         found[name] = each
     return found
 
@@ -157,7 +157,7 @@ def sharded_infinity() -> Any:
     if run.rank == 1:
         data[4] = np.inf  # of the second batch
     optimizer = keras.optimizers.LossScaleOptimizer(_O.SGD(0.01))
-    model.compile(rt.distribute(optimizer, rt.ShardedOptimizer()), loss="mse")
+    model.compile(rt.distribute(optimizer, rt.sync.Sharded()), loss="mse")
     model.fit(data, np.full((8, 1), 0.01, "f"), batch_size=4, shuffle=False,
               callbacks=rt.callbacks(), verbose=0)  # fmt: skip
     steps = int(optimizer.inner_optimizer.iterations.numpy())
@@ -170,7 +170,7 @@ def sharded_saves(kept: str) -> Any:
     folder = Path(kept)
 
     def sync() -> Any:
-        return rt.ShardedOptimizer(bucket_bytes=600)
+        return rt.sync.Sharded(bucket_bytes=600)
 
     whole = _fit(_model(), rt.distribute(_O.Adam(0.01)))
     each_epoch = rt.on_rank_0(keras.callbacks.ModelCheckpoint(folder / "epoch_{epoch}.keras"))
@@ -206,7 +206,7 @@ def sharded_resume(backup: str, stop_after: int | None) -> Any:
                 os._exit(9)
 
     callbacks = [*rt.callbacks(backup=backup), Stop()]
-    optimizer = rt.distribute(_O.Adam(0.01), rt.ShardedOptimizer())
+    optimizer = rt.distribute(_O.Adam(0.01), rt.sync.Sharded())
     return _flat(_fit(_model(), optimizer, 4, callbacks).trainable_variables)
 
 
@@ -267,7 +267,7 @@ def sharded_killed(phase: str, kept: str) -> Any:
     if run.rank == 1:
         operations.start = start
     own = Dies(0.1, momentum=0.9, global_clipnorm=1.0 if phase == "norms" else None)
-    optimizer = rt.distribute(own, rt.ShardedOptimizer(1, ahead=phase == "ahead"))
+    optimizer = rt.distribute(own, rt.sync.Sharded(1, prefetch=phase == "ahead"))
     callbacks = rt.callbacks(backup=Path(kept, "backup")) if phase == "backup" else ()
     try:
         model = _fit(_model(), optimizer, 1 if phase == "save" else 1000, callbacks)

@@ -106,7 +106,7 @@ def split_fit(
     if split is not None:
         model = rt.split(model, **{"smallest": SMALLEST, **split})
     model.compile(
-        rt.distribute(eval(f"keras.optimizers.{optimizer}"), eval(f"rt.{sync}")),
+        rt.distribute(eval(f"keras.optimizers.{optimizer}"), eval(f"rt.sync.{sync}")),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         run_eagerly=eager,
@@ -149,7 +149,7 @@ def split_fit(
     if thorough:
         evaluated = model.evaluate(x, y, batch_size=batch, verbose=0)
         found["evaluated"] = [
-            float(each) for each in rt.all_reduce(tf.constant(evaluated), op="mean")
+            float(each) for each in rt.ops.all_reduce(tf.constant(evaluated), op="mean")
         ]
         found["predicted"] = np.ravel(model.predict(x, batch_size=batch, verbose=0)).tolist()
     with tempfile.TemporaryDirectory() as folder:
@@ -229,7 +229,7 @@ def split_memory() -> Any:
             model.save_weights(Path(folder, "model.weights.h5"))
     finally:
         operations.start = start
-    rt.barrier()
+    rt.ops.barrier()
     return {
         "own": sum(int(np.prod(each.shape)) * 4 for each in model.variables),
         "largest": largest,
@@ -279,7 +279,7 @@ def split_tape() -> Any:
         return loss
 
     x, y = rt.shard(_data())
-    return [float(rt.all_reduce(step(x, y), op="mean")) for _ in range(4)]
+    return [float(rt.ops.all_reduce(step(x, y), op="mean")) for _ in range(4)]
 
 
 def split_errors() -> Any:
@@ -338,7 +338,7 @@ def split_errors() -> Any:
         "twice": twice,
         "stale": stale,
         "lamb": lambda: trained(keras.optimizers.Lamb(), None),
-        "sync": lambda: trained("sgd", rt.LocalSGD(4)),
+        "sync": lambda: trained("sgd", rt.sync.LocalSGD(4)),
         "export": lambda: rt.split(built(), smallest=20).export("never"),
         "saved": saved,
     }

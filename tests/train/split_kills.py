@@ -17,8 +17,8 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.train.backend.tensorflow import operations
-from rdmatensor.train.sync.local_sgd import LocalSGD
-from rdmatensor.train.tensor_parallel import groups
+from rdmatensor.train.sync import local_sgd
+from rdmatensor.train.sync.all_reduce import AllReduce
 
 
 def split_kill(phase: str, doomed: int, died: str) -> Any:
@@ -92,23 +92,25 @@ def _backward(dying: Callable[[Any], Any]) -> None:
 
 def _averaging(dying: Callable[[Any], Any]) -> None:
     """Dies before it sends the gradients of its strips to other groups."""
-    average = groups.mean
+    average = AllReduce.gradients
 
-    def average_or_die(run: Any, each: Any, *more: Any) -> Any:
-        return average(run, [dying(each[0]), *each[1:]], *more)
+    def average_or_die(self: Any, members: Any, each: Any, name: str) -> Any:
+        if name.startswith("strips of"):
+            each = [dying(each[0]), *each[1:]]
+        return average(self, members, each, name)
 
-    groups.mean = average_or_die  # type: ignore
+    AllReduce.gradients = average_or_die  # type: ignore
 
 
 def _apart(dying: Callable[[Any], Any]) -> None:
     """Dies before it sends its parameters to other groups."""
-    average = LocalSGD._average
+    average = local_sgd.mean
 
     def average_or_die(*arguments: Any) -> Any:
         dying(tf.zeros([]))
         return average(*arguments)
 
-    LocalSGD._average = average_or_die  # type: ignore
+    local_sgd.mean = average_or_die
 
 
 _PHASES = {

@@ -346,7 +346,7 @@ def normalized() -> Any:
     found["errors"] = []
     normal = L.BatchNormalization(synchronized=True)
     model = keras.Sequential([keras.Input((WIDTH,)), normal, L.Dense(1)])
-    model.compile(rt.distribute("sgd", rt.PullGossip()), loss="mse")
+    model.compile(rt.distribute("sgd", rt.sync.PullGossip()), loss="mse")
     tries: list[Any] = [
         lambda: step(x),
         lambda: model.fit(x, y, verbose=0, callbacks=rt.callbacks()),

@@ -91,7 +91,7 @@ def _whole(model: Any) -> list[Any]:
         if placement is not None and placement.owned:
             rows = placement.whole(variable)
             value = tf.zeros([placement.rows, placement.width]) if rows is None else rows
-            value = rt.broadcast(value)
+            value = rt.ops.broadcast(value)
         found.append(value)
     return found
 
@@ -103,7 +103,7 @@ def uneven() -> Any:
     for owners in range(1, run.size + 1):
         layer = keras.layers.Embedding(7, 2, embeddings_initializer="normal")
         model = keras.Sequential([keras.Input((None,), dtype="int64"), layer])
-        whole = rt.broadcast(tf.reshape(tf.range(14.0), [7, 2]))
+        whole = rt.ops.broadcast(tf.reshape(tf.range(14.0), [7, 2]))
         layer.set_weights([whole])
         rt.parallelize(model, ways="owners", partitions=owners)
         ids = tf.tile(tf.range(run.rank, dtype=tf.int64), [2])

@@ -90,10 +90,10 @@ def refused() -> Any:
         "explain": lambda: rt.explain(keras.Sequential()),
         "export": lambda: owned(embedding(9, 4, name="t")).export("nowhere"),
         "sharded": lambda: owned(embedding(9, 4, name="t")).compile(
-            rt.distribute("sgd", rt.ShardedOptimizer())
+            rt.distribute("sgd", rt.sync.Sharded())
         ),
         "local SGD": lambda: owned(embedding(9, 4, name="t")).compile(
-            rt.distribute("sgd", rt.LocalSGD(period=2))
+            rt.distribute("sgd", rt.sync.LocalSGD(period=2))
         ),
     }
     found = {}

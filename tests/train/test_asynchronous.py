@@ -23,12 +23,12 @@ pytestmark = pytest.mark.timeout(300)
 PROGRAM = Path(__file__).with_name("plain.py")
 SIZE = 3
 EACH = [
-    "rt.PullGossip()",
-    "rt.PushGossip()",
-    "rt.SGP()",
-    "rt.EASGD(period=2)",
-    "rt.Decoupled(period=10, grace=0.01)",
-    "rt.SSP(slack=1)",
+    "rt.sync.PullGossip()",
+    "rt.sync.PushGossip()",
+    "rt.sync.SGP()",
+    "rt.sync.EASGD(period=2)",
+    "rt.sync.Decoupled(period=10, grace=0.01)",
+    "rt.sync.SSP(slack=1)",
 ]
 
 
@@ -78,7 +78,7 @@ def test_a_rule_that_does_not_average_fails_that_bound(views: list[dict[str, Any
 
 def test_no_weight_of_push_sum_is_lost(views: list[dict[str, Any]]) -> None:
     """Weights that one process halves often before it receives another's lose their last bits in the sum."""
-    assert abs(sum(each["rt.SGP()"][1] for each in views) - SIZE) < 1e-9
+    assert abs(sum(each["rt.sync.SGP()"][1] for each in views) - SIZE) < 1e-9
 
 
 def test_push_sum_with_turns_is_that_of_its_paper() -> None:
@@ -99,13 +99,13 @@ def test_without_slack_all_move_by_the_mean_change() -> None:
 def test_goes_on_from_a_state() -> None:
     """Threads of EASGD, Decoupled and SSP apply what arrives when they come to it. GossipPGA's mean of all
     needs no state, and does not come here, where processes take turns."""
-    gossip = "rt.GossipPGA(average_every=100, period=2)"
+    gossip = "rt.sync.GossipPGA(average_every=100, period=2)"
     each = [gossip, *(name.replace("period=10", "period=4") for name in EACH)]
     with plain_ranks("resume", each=each, steps=10) as processes:
         answers = [json.loads(line_of(process)) for process in processes]
     for answer in answers:
         assert all(equal for equal, _ in answer.values()), answer
-        for name in (gossip, "rt.PullGossip()", "rt.PushGossip()", "rt.SGP()"):
+        for name in (gossip, "rt.sync.PullGossip()", "rt.sync.PushGossip()", "rt.sync.SGP()"):
             assert answer[name][1], (name, answer)
 
 
@@ -178,7 +178,7 @@ def test_a_stopped_process_is_reached_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_killed_process_costs_the_others_no_step() -> None:
-    steps, doomed, each = 300, 2, [*EACH, "rt.SGP(wait=0.2)"]
+    steps, doomed, each = 300, 2, [*EACH, "rt.sync.SGP(wait=0.2)"]
     with plain_ranks("kill", each=each, steps=steps, doomed=doomed) as processes:
         assert line_of(processes[doomed]) == "training"
         processes[doomed].kill()
@@ -190,5 +190,5 @@ def test_a_killed_process_costs_the_others_no_step() -> None:
         assert min(answer["accuracy"]) > 0.85
         assert answer["slowest"] < 10
     # Push-sum loses what the dead process held, and what was on its way to it.
-    for name in ("rt.SGP()", "rt.SGP(wait=0.2)"):
+    for name in ("rt.sync.SGP()", "rt.sync.SGP(wait=0.2)"):
         assert 0 < sum(answer["weight"][each.index(name)] for answer in answers) <= SIZE

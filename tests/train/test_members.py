@@ -66,7 +66,7 @@ def test_whoever_hears_nothing_trains_alone(place: Open, other: rdmatensor.Store
     """SGP at a process that sends and gets nothing: its weight falls, and its steps stay as long."""
     target = np.linspace(1, 2, 1024, dtype="f")
     x, alone = np.zeros(1024, "f"), np.zeros(1024, "f")
-    sync = rt.SGP()
+    sync = rt.sync.SGP()
     sync.begin(place(0), x)  # type: ignore[arg-type]
     sent = 0.0
     with closing(sync):
@@ -88,7 +88,7 @@ def test_whoever_hears_nothing_trains_alone(place: Open, other: rdmatensor.Store
 
 def test_a_failed_transfer_leaves_sum_and_weight(place: Open, other: rdmatensor.Store) -> None:
     """SGP goes on after an exchange that raised, as if it had sent nothing."""
-    sync, x = rt.SGP(), np.ones(1024, "f")
+    sync, x = rt.sync.SGP(), np.ones(1024, "f")
     sync.begin(place(0), x)  # type: ignore[arg-type]
     with closing(sync):
         push = sync.members.push
@@ -114,7 +114,7 @@ def test_what_a_lost_owner_has_not_merged_is_sent_again(place: Open) -> None:
     half = 512 * 4
     with rdmatensor.Store(run.device, 1, 2, 3 * 8 + half, half, run.name_of_next_store()) as owner:
         owner.publish(np.zeros(3 * 8 + half, np.uint8))
-        sync, x = rt.Decoupled(period=2), np.zeros(1024, "f")
+        sync, x = rt.sync.Decoupled(period=2), np.zeros(1024, "f")
         sync.begin(place(0), x)  # type: ignore[arg-type]
         with closing(sync):
             for step in (2, 3, 4):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdmatensor.train.embeddings.benchmark import needs_measurement
 from rdmatensor.train.embeddings.choice import Costs, Size, curve, fitted, partitions
-from rdmatensor.train.embeddings.contest import doubtful
 from rdmatensor.train.embeddings.placement import WAYS
 from support import warm
 from train.ranks import Ranks, run
@@ -41,7 +41,7 @@ REFUSALS = {
     "tape": "a tape cannot serve tables",
     "explain": "takes the model that parallelize() returned",
     "export": "save() it, load that file",
-    "sharded": "ShardedOptimizer and parallelize() cannot share",
+    "sharded": "Sharded and parallelize() cannot share",
     "local SGD": "trained synchronously",
 }
 
@@ -108,14 +108,16 @@ def test_ways_are_measured_where_predictions_leave_a_doubt() -> None:
     costs = Costs({"dense": (1e-4, 1e-9, 0), "gather": (2e-4, 4e-9, 0), "owners": (5e-4, 2e-9, 0)})
     close, clear = Size(3000, 64, 900, 230), Size(10, 4, 10, 3)
     huge = Size(10_000_000, 64, 900, 230)
-    found = doubtful(costs, [close, clear, huge], [WAYS, WAYS, WAYS], 4)
+    found = needs_measurement(costs, [close, clear, huge], [WAYS, WAYS, WAYS], 4)
     # 0.29, 0.43 and 0.62 ms; 0.10, 0.20 and more.
     assert found[:2].tolist() == [[1, 1, 0], [1, 0, 0]]
     assert found[2].sum() == 1, "too large to be made again"
-    assert doubtful(costs, [close], [("owners",)], 4).tolist() == [[0, 0, 1]], "decided already"
+    assert needs_measurement(costs, [close], [("owners",)], 4).tolist() == [[0, 0, 1]], (
+        "decided already"
+    )
     # The slowest ones count, and tables that are alike are one.
     many = [replace(close, rows=3000 + i) for i in range(12)] + [replace(close, rows=3011)]
-    measured = doubtful(costs, many, [WAYS] * 13, 4).sum(1) > 1
+    measured = needs_measurement(costs, many, [WAYS] * 13, 4).sum(1) > 1
     assert measured.tolist() == [False] * 4 + [True] * 9
 
 

@@ -15,7 +15,7 @@ from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.run import rejoin
 from rdmatensor.train.run.membership import Membership
 from rdmatensor.train.run.roles import Role
-from rdmatensor.train.run.run import Run
+from rdmatensor.train.run.session import Session
 from support.ports import free_ports
 
 pytestmark = pytest.mark.timeout(100)
@@ -67,7 +67,7 @@ def test_the_first_that_answers_counts(there: list[str]) -> None:
 def test_what_fails_to_join_again_gives_up_no_arena_of_before(
     there: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(Role(0, 1, "", 0, "the test"), 5.0)
+    run = Session(Role(0, 1, "", 0, "the test"), 5.0)
     run._arena = 1  # as an earlier group leaves it: no address any more
     given_up: list[int | None] = []
     monkeypatch.setattr(operations, "unshare_arena", given_up.append)

@@ -233,8 +233,6 @@ def test_power_sgd_equals_the_dense_power_iteration(
 
 def test_periods() -> None:
     assert [rules.qsr_period(0.02, rate, 4) for rate in (0.1, 0.01, 0.002, 0.0)] == [4, 4, 100, 4]
-    assert [rules.adacomm_period(16, loss, 4.0) for loss in (4.0, 1.0, 0.01, 0.0)] == [16, 8, 1, 1]
-    assert rules.adacomm_period(16, math.nan, 4.0) == 16
     assert rules.quality_period(4, 0.0, 0.02, 64) == 8
     assert rules.quality_period(4, 0.015, 0.02, 64) == 4
     assert rules.quality_period(4, 0.03, 0.02, 64) == 2

@@ -110,7 +110,7 @@ def test_refuses_what_is_not_elementwise(folder: Path) -> None:
     assert found.pop("Signs") == found.pop("Lion") == ""
     assert {"Lamb", "Muon", "Adafactor"} <= set(found)
     for says in found.values():
-        assert "Use rt.AllReduce()" in says
+        assert "Use rt.sync.AllReduce()" in says
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rdmatensor.train.sync.gossip import SGP
 from rdmatensor.train.sync.gossip_pga import GossipPGA
 from rdmatensor.train.sync.hierarchical import Hierarchical
 from rdmatensor.train.sync.local_sgd import LocalSGD
-from rdmatensor.train.sync.periods import QSR, AdaComm, Period, Quality, as_period
+from rdmatensor.train.sync.periods import QSR, Period, Quality, as_period
 from support import WHOLE
 from train.ranks import run
 
@@ -170,7 +170,7 @@ def test_operations_wait_as_long_as_init_was_told() -> None:
             kind.fresh().mean(run.group, np.ones(COUNT, "f"), SHAPES, "test", run.timeout)
         nested = Hierarchical(between=LocalSGD(1))
         nested._here = nested._leaders = run
-        each = [LocalSGD(AdaComm(1)), DiLoCo(1, fragments=1), GossipPGA(1), SGP(), nested]
+        each = [LocalSGD(Quality(first=1)), DiLoCo(1, fragments=1), GossipPGA(1), SGP(), nested]
         for sync in each:
             sync.begin(run, x := np.ones(8, "f"))
             sync.exchange(x, 1, 0.1)
@@ -227,13 +227,6 @@ def test_quality_lengthens_until_averaging_costs() -> None:
 def test_periods_follow_rate_and_loss() -> None:
     qsr = QSR(alpha=0.2, base=4)
     assert [qsr.following(rate, _constant) for rate in (0.2, 0.05, 0.02)] == [4, 16, 100]
-    adacomm = AdaComm(16)
-    found = []
-    for loss in (4.0, 1.0, 0.25, 0.001):
-        adacomm.observe(loss)
-        found.append(adacomm.following(0.1, _constant))
-    assert found == [16, 8, 4, 1]
-    assert adacomm.following(0.1, _constant) == 1  # without a loss, it stays
     assert as_period(3).following(1.0, _constant) == 3
     for wrong in (lambda: Period(0), lambda: Quality(0.0), lambda: TopK(0.0), lambda: PowerSGD(0)):
         with pytest.raises(ValueError, match=r"give|share"):
@@ -299,7 +292,7 @@ EXACT = [
     "PowerSGD(2)",
     "LocalSGD(period=QSR(0.02, base=3))",
     "DiLoCo(period=3, fragments=2, compression=TopK(0.5, decay=0.9))",
-    "Hierarchical(host_size=1, between=LocalSGD(period=AdaComm(3)))",
+    "Hierarchical(host_size=1, between=LocalSGD(period=Quality(first=3)))",
 ]
 ASYNCHRONOUS = ["PullGossip()", "SGP()", "EASGD(period=2)", "SSP(slack=0)"]
 if WHOLE:

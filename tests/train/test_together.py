@@ -15,7 +15,7 @@ from train.ranks import run
 pytestmark = pytest.mark.timeout(600)
 # Means of three are not exact, and what is equal has to stay so.
 SIZE = 3
-APART = ["AllReduce", "ShardedOptimizer", "LocalSGD", "Hierarchical"]
+APART = ["AllReduce", "Sharded", "LocalSGD", "Hierarchical"]
 DIFFERENT = "processes have different models"
 
 
@@ -60,7 +60,7 @@ def test_two_optimizers(done: list[Any]) -> None:
 def test_an_optimizer_of_several(done: list[Any]) -> None:
     assert [says for _, says in _one_model(done, "several in one")] == [""] * SIZE
     for answer in done:
-        assert "use rt.AllReduce()" in answer["several, sharded"][1]
+        assert "use rt.sync.AllReduce()" in answer["several, sharded"][1]
 
 
 def test_a_callback_that_acts_in_one_process(done: list[Any]) -> None:
@@ -95,7 +95,7 @@ def test_averages_of_weights_are_swapped(tmp_path: Path) -> None:
     answers = run("with_averages", 2, tmp_path)
     for answer in answers:
         assert answer == answers[0]
-        for name in ("ShardedOptimizer False", "ShardedOptimizer True", "ahead True"):
+        for name in ("Sharded False", "Sharded True", "ahead True"):
             like = answer[f"AllReduce {name.split()[1]}"]
             for found, wanted in zip(answer[name], like, strict=True):
                 np.testing.assert_allclose(found, wanted, atol=1e-6, err_msg=name)

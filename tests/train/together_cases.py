@@ -18,10 +18,10 @@ from rdmatensor.train.backend.tensorflow import operations
 __all__ = ["kept_twice", "together", "warmed", "with_averages"]
 _L, _O = keras.layers, keras.optimizers
 APART = {
-    "AllReduce": rt.AllReduce,
-    "ShardedOptimizer": rt.ShardedOptimizer,
-    "LocalSGD": lambda: rt.LocalSGD(3),
-    "Hierarchical": lambda: rt.Hierarchical(host_size=1, between=rt.LocalSGD(2)),
+    "AllReduce": rt.sync.AllReduce,
+    "Sharded": rt.sync.Sharded,
+    "LocalSGD": lambda: rt.sync.LocalSGD(3),
+    "Hierarchical": lambda: rt.sync.Hierarchical(host_size=1, between=rt.sync.LocalSGD(2)),
 }
 
 
@@ -124,7 +124,7 @@ def _several(sync: Any) -> Any:
 
 def _in_python(sync: Any) -> bool:
     """Tracing takes most of the time, and one synchronizer of each kind is traced."""
-    return type(sync) not in (rt.LocalSGD, rt.ShardedOptimizer)
+    return type(sync) not in (rt.sync.LocalSGD, rt.sync.Sharded)
 
 
 def _distributed(eager: bool = True, **arguments: Any) -> Any:
@@ -164,7 +164,7 @@ def _of_keras(folder: Path) -> Any:
         rt.on_rank_0(keeps),
         _Call(on_test_end=lambda model: seen.append(_flat(model))),
     ).history
-    rt.barrier("files are written")
+    rt.ops.barrier("files are written")
     lines = (folder / "log.csv").read_text().splitlines()[1:]
     losses = [float(line.split(",")[2]) for line in lines]
     saved = _flat(keras.models.load_model(best))
@@ -182,11 +182,11 @@ def together(files: str) -> Any:
     """By what happens: weights, and more."""
     rt.init(timeout=300)
     found: dict[str, Any] = {name: _best(sync()) for name, sync in APART.items()}
-    found["two optimizers"] = _adversaries(lambda: rt.LocalSGD(3))
-    found["two sharded"] = _adversaries(rt.ShardedOptimizer)
-    found["one of two"] = _adversaries(rt.AllReduce, both=False)
-    found["several in one"] = _several(rt.LocalSGD(3))
-    found["several, sharded"] = _several(rt.ShardedOptimizer())
+    found["two optimizers"] = _adversaries(lambda: rt.sync.LocalSGD(3))
+    found["two sharded"] = _adversaries(rt.sync.Sharded)
+    found["one of two"] = _adversaries(rt.sync.AllReduce, both=False)
+    found["several in one"] = _several(rt.sync.LocalSGD(3))
+    found["several, sharded"] = _several(rt.sync.Sharded())
     places = {
         "moved at the end": {"on_train_end": _in_one(_move)},
         "moved on the way": {"on_train_batch_end": _in_one(_move)},
@@ -205,7 +205,7 @@ def together(files: str) -> Any:
     restore = rt.on_rank_0(keras.callbacks.BackupAndRestore("nowhere"))
     found["of Keras"] = _of_keras(Path(files))
     found["restores"] = [[], _says(lambda: _fit(_distributed(), restore))]
-    shared = rt.LocalSGD(3)
+    shared = rt.sync.LocalSGD(3)
     found["shared"] = [[], _says(lambda: _adversaries(lambda: shared))]
     found["plain"] = _plain()
     found["no callbacks"] = _without_callbacks()
@@ -262,10 +262,10 @@ def with_averages() -> Any:
     rt.init(timeout=300)
     found = {}
     syncs: dict[str, Any] = {
-        "AllReduce": (rt.AllReduce, None, False, True),
-        "ShardedOptimizer": (rt.ShardedOptimizer, False, True),
-        "ahead": (lambda: rt.ShardedOptimizer(ahead=True), True),
-        "LocalSGD": (lambda: rt.LocalSGD(3), None, False),
+        "AllReduce": (rt.sync.AllReduce, None, False, True),
+        "Sharded": (rt.sync.Sharded, False, True),
+        "ahead": (lambda: rt.sync.Sharded(prefetch=True), True),
+        "LocalSGD": (lambda: rt.sync.LocalSGD(3), None, False),
     }
     for name, (sync, *swaps) in syncs.items():
         for swap in swaps:

@@ -13,7 +13,7 @@ import tensorflow as tf
 import rdmatensor.train as rt
 from rdmatensor.topology import Link, Member, Topology, agree, watch
 from rdmatensor.train.backend.tensorflow import operations
-from rdmatensor.train.run.subgroup import Part, gather_texts
+from rdmatensor.train.run.subgroup import Subgroup, gather_texts
 
 __all__ = ["trees", "trees_probed"]
 SIZE = 4
@@ -44,7 +44,7 @@ def trees() -> Any:
     parts = {}
     for ranks in ((0, 1, 2), (0, 2, 3)):
         if run.rank in ranks:
-            parts[str(ranks)] = Part(run, ranks, addresses[ranks[0]], f"some {ranks}")
+            parts[str(ranks)] = Subgroup(run, ranks, addresses[ranks[0]], f"some {ranks}")
             run.closing.append(parts[str(ranks)].close)
 
     def count() -> Any:
@@ -53,7 +53,7 @@ def trees() -> Any:
     before = count()
     vars(watch).update(SLOWER=0.0, _FASTER=0.0)  # each look packs anew
     vars(watch)["scaled"] = lambda *_: _topology((1, 0), (0, 2), (2, 3))
-    sync = rt.ShardedOptimizer()
+    sync = rt.sync.Sharded()
     model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
     model.compile(rt.distribute(keras.optimizers.SGD(0.1), sync), loss="mse")
     data = np.ones((8, WIDTH), "f"), np.ones((8, WIDTH), "f")

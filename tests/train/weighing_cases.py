@@ -288,7 +288,7 @@ def _uneven_by_hand() -> Any:
     rt.broadcast_variables(model.variables)
     loss_of = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     batches = list(_batches(X, Y, splits=UNEVEN))
-    for step in range(int(rt.all_reduce(len(batches), op="max"))):
+    for step in range(int(rt.ops.all_reduce(len(batches), op="max"))):
         x, y = batches[min(step, len(batches) - 1)]
         weights = tf.fill([len(x)], float(step < len(batches)))
         with rt.GradientTape() as tape:
@@ -339,8 +339,8 @@ def weighed(names: list[str]) -> Any:
         "uneven, normalized": lambda: _uneven(_normalized()),
         "uneven, eager": lambda: _uneven(_own(), run_eagerly=True),
         "uneven, teacher": lambda: _uneven(_taught(), kind=_Counted),
-        "uneven, sharded": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer()),
-        "uneven, ahead": lambda: _uneven(_dense(), sync=rt.ShardedOptimizer(ahead=True)),
+        "uneven, sharded": lambda: _uneven(_dense(), sync=rt.sync.Sharded()),
+        "uneven, ahead": lambda: _uneven(_dense(), sync=rt.sync.Sharded(prefetch=True)),
         "uneven, accumulated": lambda: _uneven(_dense(), kind=_Counted, accumulated=2),
         "batches alone": _batches_alone,
         "tape": lambda: _by_hand(mse()),
@@ -351,11 +351,11 @@ def weighed(names: list[str]) -> Any:
         found[name] = makers[name]()
     # What communicates rarely weighs nothing: one process may train alone between exchanges.
     model = _dense()
-    model.compile(rt.distribute(keras.optimizers.SGD(0.02), rt.PullGossip()), loss="mse")
+    model.compile(rt.distribute(keras.optimizers.SGD(0.02), rt.sync.PullGossip()), loss="mse")
     model.fit(_batches(X, Y).take(1 + rt.rank()), verbose=0, callbacks=rt.callbacks())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _fit(_dense(), _batches(X, Y).take(2), "mse", rt.LocalSGD(2), run_eagerly=True)
+        _fit(_dense(), _batches(X, Y).take(2), "mse", rt.sync.LocalSGD(2), run_eagerly=True)
         found["warned"] = [str(each.message) for each in caught if "equally" in str(each.message)]
     found["interrupted"] = _interrupted()
     found["refused"] = _refused() if rt.size() > 1 else None
@@ -368,7 +368,7 @@ def _refused() -> Any:
     for data, sync, uneven in (
         (_Counted(X, Y, splits=UNEVEN), None, False),
         (_batches(X, Y, splits=UNEVEN), None, False),
-        (_batches(X, Y, splits=UNEVEN), rt.LocalSGD(2), True),
+        (_batches(X, Y, splits=UNEVEN), rt.sync.LocalSGD(2), True),
         (_batches(X, Y, splits=UNEVEN).take(1 - rt.rank()), None, True),
     ):
         try:

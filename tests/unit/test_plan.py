@@ -20,7 +20,7 @@ from rdmatensor.plan import (
     Node,
     Options,
     Order,
-    Place,
+    Placement,
     Plan,
     PlanClass,
     Reason,
@@ -82,7 +82,7 @@ def options() -> st.SearchStrategy[Options]:
 
 class Member(NamedTuple):
     edge: Edge
-    place: Place
+    place: Placement
 
 
 def by_link(given_edges: list[Edge], plan: Plan) -> list[tuple[Link, list[Ring], list[Member]]]:
@@ -210,7 +210,7 @@ def bytes_into(plan: Plan, task: int) -> int:
     return sum(link.bytes for link in plan.links if link.destination == task)
 
 
-def cost(edge: Edge, place: Place, chosen: Options) -> int:
+def cost(edge: Edge, place: Placement, chosen: Options) -> int:
     """Bytes of an edge's slots for what eight sends save."""
     loop = edge.flags & EdgeFlag.LOOP
     return rounded(place.bytes) * (chosen.loop_slots if loop else chosen.slots * 8)
@@ -245,8 +245,8 @@ def test_budget_of_nothing_leaves_empty_tensors() -> None:
         2,
         Options(budgets=[0, 0]),
     )
-    assert plan.places[0] == Place(PlanClass.STATIC, Reason.NONE, 0, None, None, 0)
-    assert plan.places[1] == Place(PlanClass.DYNAMIC, Reason.BUDGET, 20, None, None, 0)
+    assert plan.places[0] == Placement(PlanClass.STATIC, Reason.NONE, 0, None, None, 0)
+    assert plan.places[1] == Placement(PlanClass.DYNAMIC, Reason.BUDGET, 20, None, None, 0)
 
 
 # ---- Independence of numbers -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.gradients import mean
-from ..run.run import Run
+from ..run.session import Session
 from ..sync.base import Array
 from .choice import Costs, Size, fitted
 from .placement import WAYS, Placement, Way, lookup, place, reduce
@@ -75,7 +75,7 @@ class Trial:
         update_rows(self._rule, placement, table, gradient, tf.constant(1e-3))
 
 
-def costs(run: Run) -> Costs:
+def costs(run: Session) -> Costs:
     """What the ways cost in this group. Measured when it is asked first; all processes ask together."""
     known: Costs | None = getattr(run, "_row_costs", None)
     if known is None:
@@ -83,7 +83,7 @@ def costs(run: Run) -> Costs:
     return known
 
 
-def _costs(run: Run) -> Costs:
+def _costs(run: Session) -> Costs:
     trials: dict[tuple[Way, int, int], Trial] = {}
     points, steps = [], []
     for way, rows, width, used in _POINTS:
@@ -102,7 +102,7 @@ def _costs(run: Run) -> Costs:
 
 
 def measured(
-    run: Run, steps: Sequence[tuple[Trial, Sequence[Any]]], rounds: int = _REPEATS
+    run: Session, steps: Sequence[tuple[Trial, Sequence[Any]]], rounds: int = _REPEATS
 ) -> list[float]:
     """The median time of each trial's steps, in the slowest process.
 
@@ -117,13 +117,13 @@ def measured(
     return [float(each) for each in agreed.numpy()]
 
 
-def different(run: Run, rows: int, count: int, number: int = 0) -> Array:
+def different(run: Session, rows: int, count: int, number: int = 0) -> Array:
     """So many different rows, others in each process, and for each `number`."""
     numbers = np.random.default_rng([rows, count, run.rank, number])
     return numbers.choice(rows, min(count, rows), replace=False).astype(np.int32)
 
 
-def partition_times(run: Run, table: Size) -> dict[int, float]:
+def partition_times(run: Session, table: Size) -> dict[int, float]:
     """Seconds of a step by the number of partitions: doubled while that helps, and then halved."""
     rows = int(max(min(table.rows, LARGEST // table.width), 1))
     ids = tf.constant(different(run, rows, int(table.used) or 1))

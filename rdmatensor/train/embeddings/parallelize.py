@@ -17,12 +17,12 @@ from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.optimizer import OptimizerHooks, move_outwards, sync_of
 from ..backend.tensorflow.parts import part_of
 from ..distributing import distribute
-from ..run.run import Run, current
+from ..run.session import Session, current
 from ..sync.base import Parameters
 from ..sync.compression import Compression
+from .benchmark import decide
 from .choice import Size
 from .choice import partitions as best_partitions
-from .contest import decide
 from .embedding import put_rows
 from .explain import Explanation, Table
 from .limits import check_model, why_not_by_rows, why_not_owned
@@ -161,7 +161,7 @@ def _decided(model: Any, layer: Any, wish: Way | None, owners: int) -> Table | N
 
 
 def _measured(
-    run: Run,
+    run: Session,
     model: Any,
     layers: Sequence[Any],
     plans: Sequence[Table | None],
@@ -189,21 +189,21 @@ def _measured(
         else ("dense", "gather")
         for layer, plan in zip(layers, plans, strict=True)
     ]
-    verdicts = decide(run, sizes, among)
+    choices = decide(run, sizes, among)
     found = []
-    for layer, plan, size, verdict in zip(layers, plans, sizes, verdicts, strict=True):
+    for layer, plan, size, choice in zip(layers, plans, sizes, choices, strict=True):
         if plan is not None and not layer.trainable:
             found.append(plan)
             continue
         obstacle = why_not_owned(layer, model)
         why = (
-            f"fastest of {len(verdict.measured)}, measured"
-            if verdict.measured
+            f"fastest of {len(choice.measured)}, measured"
+            if choice.measured
             else "fastest, computed"
         )
         why += "" if obstacle is None else f"; no owners: {obstacle}"
-        plan = plan or Table.of(layer, verdict.way, partitions or run.size, why)
-        found.append(replace(plan, use=size, seconds=verdict.seconds))
+        plan = plan or Table.of(layer, choice.way, partitions or run.size, why)
+        found.append(replace(plan, use=size, seconds=choice.seconds))
     owned = [size for size, plan in zip(sizes, found, strict=True) if plan.way == "owners"]
     samples: Mapping[int, float] = {}
     if owned and partitions is None:

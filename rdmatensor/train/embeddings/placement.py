@@ -14,7 +14,7 @@ from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.parts import Division, Part, mark
-from ..run.run import Run
+from ..run.session import Session
 from ..sync.base import Array
 
 Way = Literal["dense", "gather", "owners"]
@@ -32,7 +32,7 @@ class Placement:
     touch only the rows that a step uses.
     """
 
-    run: Run
+    run: Session
     name: str
     rows: int
     width: int
@@ -96,6 +96,7 @@ class Placement:
 class _Owned(Division):
     """Rows of tables that no other process has. parallelize() lets an optimizer reduce their gradients."""
 
+    @operations.no_autograph
     def prepare(self, optimizer: Any) -> None:
         if optimizer is None:
             raise UsageError(
@@ -151,7 +152,7 @@ def _read(variable: Any, rows: Any, dtype: Any, placement: Placement) -> Any:
     return tf.ensure_shape(values, [None, placement.width])
 
 
-@operations.as_written
+@operations.no_autograph
 def lookup(placement: Placement, variable: Any, ids: Any, dtype: Any) -> Any:
     """The rows of a table with owners that `ids` (int32 or int64, of any shape) name, as `dtype`.
 
@@ -206,9 +207,9 @@ def add_up(gradient: Any, rows: int, scale: float = 1.0) -> Any:
     return tf.IndexedSlices(values, tf.ensure_shape(indices, [None]), gradient.dense_shape)
 
 
-@operations.as_written
+@operations.no_autograph
 def reduce(
-    run: Run,
+    run: Session,
     gradients: Sequence[Any],
     variables: Sequence[Any],
     others: Callable[[list[Any]], list[Any]],

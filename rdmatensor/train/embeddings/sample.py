@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
-from ..run.run import Run
+from ..run.session import Session
 from ..sync.base import Array
 
 # A longer sample is not read to its end.
@@ -40,7 +40,7 @@ class _Watched:
         return super().call(inputs)  # type: ignore[misc]
 
 
-def uses(run: Run, model: Any, layers: Sequence[Any], sample: Any) -> list[Use]:
+def uses(run: Session, model: Any, layers: Sequence[Any], sample: Any) -> list[Use]:
     """How the batches of `sample` use the tables of the layers: the mean over all processes.
 
     All processes call it, each with batches as it gets them in fit(): one of arrays, as `x` or `(x, y)`, or
@@ -68,7 +68,7 @@ def uses(run: Run, model: Any, layers: Sequence[Any], sample: Any) -> list[Use]:
     return [Use(float(a[0]), float(a[1]), float(b[2])) for a, b in zip(means, longest, strict=True)]
 
 
-def _use(run: Run, seen: Sequence[Array]) -> Use:
+def _use(run: Session, seen: Sequence[Array]) -> Use:
     ids = np.concatenate([np.zeros(0, np.int64), *seen]).astype(np.int64)
     rows = np.unique(ids)
     each = np.bincount(rows % run.size, minlength=run.size)

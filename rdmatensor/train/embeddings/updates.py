@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.optimizer import Distributed
-from ..run.run import current
+from ..run.session import current
 from . import whole
 from .placement import Placement, is_owned, place, placement_of, reduce
 

@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.equal import broadcast_variables
 from ..backend.tensorflow.files import read_in_rank_0
-from ..run.run import Run
+from ..run.session import Session
 from .placement import is_owned, placement_of
 
 # All rows of the variables of models that are being saved, by id; empty arrays but at rank 0.
@@ -84,7 +84,7 @@ class WholeModel:
     All processes call its methods. Rank 0 writes; it reads for all if a table has owners.
     """
 
-    _rdmatensor_run: Run
+    _rdmatensor_run: Session
 
     def save(self, *more: Any, **named: Any) -> None:
         """Does what Keras's save does."""

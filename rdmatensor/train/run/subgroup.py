@@ -13,18 +13,18 @@ from ...topology import Topology
 from ..backend.base import backend
 from .membership import Membership
 from .roles import device_name
-from .run import LEFT, Run
+from .session import LEFT, Session
 
 _TEXT = 512
 
 
-class Part(Membership):
+class Subgroup(Membership):
     """Some of a run's processes, as a run of their own.
 
     If the run knows its links, the group has trees along those among its members.
     """
 
-    def __init__(self, run: Run, ranks: Sequence[int], root: str, name: str) -> None:
+    def __init__(self, run: Session, ranks: Sequence[int], root: str, name: str) -> None:
         self.name = name
         self.size, self.rank = len(ranks), list(ranks).index(run.rank)
         self.ranks = [run.ranks[each] for each in ranks]
@@ -36,7 +36,7 @@ class Part(Membership):
         if self.size > 1:
             self.parts.append(self)
 
-    def join(self, run: Run, root: str) -> None:
+    def join(self, run: Session, root: str) -> None:
         """Makes the group, also after the run has joined again. All its members call it."""
         self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
         self.topology = run.topology

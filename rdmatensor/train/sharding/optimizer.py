@@ -23,11 +23,11 @@ from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, put_in_front
 from ..backend.tensorflow.parts import division_of
 from ..backend.tensorflow.weighing import of_present
-from ..run.run import Run
-from ..run.subgroup import Part, gather_texts
+from ..run.session import Session
+from ..run.subgroup import Subgroup, gather_texts
 from ..sync.all_reduce import check_bucket_bytes
 from ..sync.base import Array, Gradients
-from .prefetch import Ahead
+from .prefetch import Prefetch
 from .shards import Buckets, Cut, Strip
 
 # How many groups for weights this process has made: their names are unique, and the same in all processes.
@@ -35,7 +35,7 @@ _made = itertools.count()
 
 
 @dataclass(eq=False)
-class ShardedOptimizer(Gradients, OptimizerHooks):
+class Sharded(Gradients, OptimizerHooks):
     """Synchronous training in which each of N processes keeps one N-th of the optimizer's state.
 
     Gradients are reduced so that each process has the mean of its strip of each variable only. It updates
@@ -44,43 +44,43 @@ class ShardedOptimizer(Gradients, OptimizerHooks):
 
     The optimizer's update has to be elementwise, as those of Keras are except Lamb, Muon, Adafactor and
     ScheduleFreeAdamW: distribute() refuses others with UsageError. `bucket_bytes` is that of AllReduce.
-    With `ahead`, a step of fit() with rt.callbacks() begins before all weights are there, and each layer
+    With `prefetch`, a step of fit() with rt.callbacks() begins before all weights are there, and each layer
     waits for its own: callbacks after a batch may see weights of the step before.
     Save models with rt.save(), callbacks(backup=...) or on_rank_0(ModelCheckpoint(...)): they write the
     whole state, which loads without rdmatensor, and with any number of processes.
     """
 
     bucket_bytes: int | Literal["auto"] = "auto"
-    ahead: bool = False
+    prefetch: bool = False
     averages = True
-    lanes: list[Part] = field(default_factory=list, init=False, repr=False)
+    lanes: list[Subgroup] = field(default_factory=list, init=False, repr=False)
     """All processes, as groups of their own: operations of one group start in the order of the program, and
     weights need not wait for gradients that do not exist yet."""
 
     def __post_init__(self) -> None:
         check_bucket_bytes(self.bucket_bytes)
 
-    def front(self, optimizer: Any, run: Run) -> type:
+    def front(self, optimizer: Any, run: Session) -> type:
         if hasattr(_sharded(optimizer), "optimizers"):
             raise UsageError(
-                "ShardedOptimizer and MultiOptimizer: strips of variables have no names to choose an "
-                "optimizer by: use rt.AllReduce()"
+                "Sharded and MultiOptimizer: strips of variables have no names to choose an "
+                "optimizer by: use rt.sync.AllReduce()"
             )
         if not self.lanes:
             assert run.group is not None and run.device is not None
             root = gather_texts(run, run.device.address)[0]
-            for _ in range(1 + self.ahead):
+            for _ in range(1 + self.prefetch):
                 name = f"rdmatensor.train.weights.{next(_made)}"
-                self.lanes.append(Part(run, range(run.size), root, name))
+                self.lanes.append(Subgroup(run, range(run.size), root, name))
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             inner = optimizer.inner_optimizer
             put_in_front(inner, run, self)
             object.__setattr__(inner, "_rdmatensor_outer", True)
             return ShardedScale
-        if not isinstance(optimizer, Sharded):
+        if not isinstance(optimizer, ShardedFront):
             refuse_if_not_elementwise(optimizer)
             _start_with(optimizer)
-        return Sharded
+        return ShardedFront
 
     def shared(self, optimizer: Any) -> list[Any]:
         cuts = _sharded(optimizer)._rdmatensor_cuts
@@ -105,20 +105,20 @@ class ShardedOptimizer(Gradients, OptimizerHooks):
         inner._rdmatensor_publish(inner._rdmatensor_strips)
 
     def resume(self, model: Any, optimizer: Any) -> None:
-        if self.ahead:
+        if self.prefetch:
             _sharded(optimizer)._rdmatensor_resume(model)
 
     def settle(self, optimizer: Any) -> None:
-        ahead = _sharded(optimizer)._rdmatensor_ahead
-        if ahead is not None:
-            ahead.settle()
+        prefetch = _sharded(optimizer)._rdmatensor_prefetch
+        if prefetch is not None:
+            prefetch.settle()
 
     def leave(self, model: Any, optimizer: Any) -> None:
         inner = _sharded(optimizer)
-        ahead = inner._rdmatensor_ahead
-        object.__setattr__(inner, "_rdmatensor_ahead", None)
-        if ahead is not None:
-            ahead.take_away(model)
+        prefetch = inner._rdmatensor_prefetch
+        object.__setattr__(inner, "_rdmatensor_prefetch", None)
+        if prefetch is not None:
+            prefetch.end(model)
 
     def release(self, optimizer: Any) -> None:
         inner = _sharded(optimizer)
@@ -152,7 +152,7 @@ def _start_with(optimizer: Any) -> None:
         ("_rdmatensor_gathered", None),  # a step, and the whole state of that step by id
         ("_rdmatensor_outer", False),  # whether a LossScaleOptimizer reduces
         ("_rdmatensor_now", []),  # the strips that apply() is about
-        ("_rdmatensor_ahead", None),  # in fit, if steps begin before all weights are there
+        ("_rdmatensor_prefetch", None),  # in fit, if steps begin before all weights are there
     ):
         object.__setattr__(optimizer, name, value)
 
@@ -176,10 +176,10 @@ class _Saved:
         )
 
 
-class Sharded(_Saved, Distributed):
+class ShardedFront(_Saved, Distributed):
     """The optimizer that Keras built, on strips instead of variables."""
 
-    _rdmatensor_sync: ShardedOptimizer
+    _rdmatensor_sync: Sharded
     _rdmatensor_strips: list[Strip]
     _rdmatensor_keys: dict[Any, Any]
     _rdmatensor_cuts: dict[int, Cut]
@@ -188,7 +188,7 @@ class Sharded(_Saved, Distributed):
     _rdmatensor_gathered: tuple[int, dict[int, Array]] | None
     _rdmatensor_outer: bool
     _rdmatensor_now: list[Strip]
-    _rdmatensor_ahead: Ahead | None
+    _rdmatensor_prefetch: Prefetch | None
 
     def build(self, variables: Sequence[Any]) -> None:
         optimizer: Any = self
@@ -198,7 +198,7 @@ class Sharded(_Saved, Distributed):
         for each in variables:
             if optimizer._overwrite_variable_with_gradient(each):
                 raise UsageError(
-                    f"{each.path} is set by its gradient, as scales of float8 are: use rt.AllReduce()"
+                    f"{each.path} is set by its gradient, as scales of float8 are: use rt.sync.AllReduce()"
                 )
             strip = Strip(each, self._rdmatensor_run)
             self._rdmatensor_strips.append(strip)
@@ -235,7 +235,7 @@ class Sharded(_Saved, Distributed):
         finally:
             self.__dict__["_rdmatensor_keys"] = keys
 
-    @operations.as_written
+    @operations.no_autograph
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         optimizer: Any = self
         if trainable_variables is None and optimizer.built:
@@ -284,10 +284,10 @@ class Sharded(_Saved, Distributed):
     def _rdmatensor_pipeline(self, grads: Sequence[Any], strips: Sequence[Strip]) -> None:
         optimizer: Any = self
         buckets = self._rdmatensor_buckets(grads, strips)
-        ahead = self._rdmatensor_ahead
-        if ahead is not None and ahead.buckets.members != buckets.members:
+        prefetch = self._rdmatensor_prefetch
+        if prefetch is not None and prefetch.buckets.members != buckets.members:
             raise UsageError(
-                "ShardedOptimizer(ahead=True): variables have no gradients, or of other types"
+                "Sharded(prefetch=True): variables have no gradients, or of other types"
             )
         started = [buckets.start_reduce(number, grads) for number in range(len(buckets))]
         tokens = []
@@ -296,24 +296,24 @@ class Sharded(_Saved, Distributed):
             own = optimizer._clip_gradients(reduced())
             optimizer._apply_weight_decay(variables)
             optimizer._backend_update_step(own, variables, optimizer.learning_rate)
-            if ahead is None:
+            if prefetch is None:
                 tokens.append(buckets.start_gather(number))
             else:
-                ahead.defer(number)
+                prefetch.defer(number)
         for number, token in enumerate(tokens):
             buckets.finish_gather(number, token)
 
     def _rdmatensor_resume(self, model: Any) -> None:
         """Lets the following steps of fit begin before all weights are there, where that is possible."""
-        if self._rdmatensor_ahead is not None:
-            self._rdmatensor_ahead.resume()
+        if self._rdmatensor_prefetch is not None:
+            self._rdmatensor_prefetch.resume()
             return
         strips = self._rdmatensor_strips
         constrained = any(each.whole.constraint is not None for each in strips)
         if self._rdmatensor_bucketwise() and not constrained:
             buckets = self._rdmatensor_buckets([each.variable for each in strips], strips)
-            ahead = self.__dict__["_rdmatensor_ahead"] = Ahead(strips, buckets)
-            ahead.put_in_front(model)
+            prefetch = self.__dict__["_rdmatensor_prefetch"] = Prefetch(strips, buckets)
+            prefetch.begin(model)
 
     def _rdmatensor_buckets(self, grads: Sequence[Any], strips: Sequence[Strip]) -> Buckets:
         optimizer: Any = self
@@ -428,7 +428,7 @@ class Sharded(_Saved, Distributed):
 class ShardedScale(_Saved, Distributed):
     """Keras's LossScaleOptimizer around a sharded optimizer. It reduces, so that all skip the same steps."""
 
-    @operations.as_written
+    @operations.no_autograph
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         optimizer: Any = self
         inner = optimizer.inner_optimizer

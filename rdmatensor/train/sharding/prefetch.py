@@ -12,7 +12,7 @@ from ..backend.tensorflow import operations
 from .shards import Buckets, Strip
 
 
-class Ahead:
+class Prefetch:
     """Gathers of weights that one step starts, and the next one ends.
 
     Between steps, variables have the weights of the step before. `settle` ends that, before anything else
@@ -35,7 +35,7 @@ class Ahead:
         """Starts to gather a bucket."""
         self._pending[number].assign(self.buckets.start_gather(number))
 
-    @operations.as_written
+    @operations.no_autograph
     def arrive(self) -> None:
         """Sets all variables. In a function, what reads one of them waits for its bucket only."""
         for number, pending in enumerate(self._pending):
@@ -53,12 +53,12 @@ class Ahead:
             pending.assign(self._start(number))
         self._settled = False
 
-    def put_in_front(self, model: Any) -> None:
-        """Lets each step of a Keras model begin with `arrive`, until `take_away`."""
+    def begin(self, model: Any) -> None:
+        """Lets each step of a Keras model begin with `arrive`, until `end`."""
         step = model.train_step
         self._own_step = model.__dict__.get("train_step")
 
-        @operations.as_written
+        @operations.no_autograph
         def train_step(*args: Any, **named: Any) -> Any:
             self.arrive()
             return step(*args, **named)
@@ -66,7 +66,7 @@ class Ahead:
         vars(train_step)["weighs"] = getattr(step, "weighs", False)
         self._replace(model, train_step)
 
-    def take_away(self, model: Any) -> None:
+    def end(self, model: Any) -> None:
         self.settle()
         self._replace(model, self._own_step)
 

@@ -14,14 +14,14 @@ from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import label
 from ..backend.tensorflow.gradients import bucket_bytes_of, buckets_of
 from ..backend.tensorflow.names import plain
-from ..run.run import Run
-from ..run.subgroup import Part
+from ..run.session import Session
+from ..run.subgroup import Subgroup
 
 
 class Cut:
     """How values of one shape are cut: flat, with zeros at the end until all strips are equally long."""
 
-    def __init__(self, shape: Sequence[int], run: Run) -> None:
+    def __init__(self, shape: Sequence[int], run: Session) -> None:
         self.shape = tuple(shape)
         self.count = int(np.prod(self.shape))
         self.length = -(-self.count // run.size)
@@ -50,7 +50,7 @@ class Cut:
 class Strip:
     """A variable, and the part of it that this process updates, which is a variable too."""
 
-    def __init__(self, whole: Any, run: Run) -> None:
+    def __init__(self, whole: Any, run: Session) -> None:
         self.whole = whole
         self.cut = Cut(whole.shape, run)
         self.variable = keras.Variable(
@@ -71,8 +71,8 @@ class Buckets:
 
     def __init__(
         self,
-        run: Run,
-        lanes: Sequence[Part],
+        run: Session,
+        lanes: Sequence[Subgroup],
         strips: Sequence[Strip],
         dtypes: Sequence[Any],
         limit: int | Literal["auto"],
@@ -88,8 +88,8 @@ class Buckets:
         self.members = buckets_of(sized[::-1], bucket_bytes_of(run, limit))
         """Indices of strips, by bucket."""
         counts = [sum(strips[i].cut.count for i in each) for each in self.members]
-        ahead = np.cumsum([0, *counts]) * len(lanes) // max(sum(counts), 1)
-        self._lanes = [lanes[min(int(each), len(lanes) - 1)] for each in ahead[:-1]]
+        prefetch = np.cumsum([0, *counts]) * len(lanes) // max(sum(counts), 1)
+        self._lanes = [lanes[min(int(each), len(lanes) - 1)] for each in prefetch[:-1]]
 
     def __len__(self) -> int:
         return len(self.members)

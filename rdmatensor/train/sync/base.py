@@ -133,10 +133,16 @@ def average(run: Any, x: Array, name: str) -> bool:
     marks = run.group.all_gather(mark, timeout=run.timeout, detail=f"checksums of {name}")
     if (marks == marks[0]).all():
         return False
+    mean(run, x, name)
+    return True
+
+
+def mean(run: Any, x: Array, name: str) -> Array:
+    """Set `x` to its mean over all processes of `run`, which all call this, and return it."""
     # Scaled first: the mean cannot overflow where the sum could.
     np.multiply(x, 1.0 / run.size, out=x)
     run.group.all_reduce(x, out=x, timeout=run.timeout, detail=name)
-    return True
+    return x
 
 
 def having(state: Mapping[str, Array], start: str) -> dict[str, Array]:
@@ -152,10 +158,3 @@ def same_size(kept: Array, size: int) -> Array:
             "train the model that it is of"
         )
     return np.array(kept)
-
-
-def as_vector(values: Sequence[npt.ArrayLike]) -> Array:
-    """Joins arrays into one vector, in float64 if one of them is, else in float32."""
-    arrays = [np.asarray(each) for each in values]
-    dtype = np.float64 if any(each.dtype == np.float64 for each in arrays) else np.float32
-    return np.concatenate([each.astype(dtype, copy=False).ravel() for each in arrays])

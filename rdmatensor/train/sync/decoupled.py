@@ -11,9 +11,8 @@ import numpy as np
 
 from ...errors import UsageError
 from . import rules
-from .base import Array, Parameters, same_size
-from .members import Members
-from .owned_shards import Strips, recut
+from .base import Array, same_size
+from .owned_shards import Owned, Strips, recut
 
 if TYPE_CHECKING:
     from ..run.membership import Membership
@@ -24,7 +23,7 @@ _TICK = 0.02
 _ARRIVED = ("from", "weights", "changes")
 
 
-class Decoupled(Parameters):
+class Decoupled(Owned):
     """Every `period` steps a process sends what it has changed, and soon afterwards takes up what all have.
 
     Decoupled DiLoCo (arXiv 2604.21428). The model is cut into fragments, one for each process. The owner of a
@@ -35,7 +34,6 @@ class Decoupled(Parameters):
     to an owner that was lost before it merged goes with the next message, and may then count twice.
     """
 
-    waits: ClassVar[bool] = False
     comes_back: ClassVar[bool] = True
 
     def __init__(
@@ -54,7 +52,6 @@ class Decoupled(Parameters):
         self.rate, self.momentum = rate, momentum
         self.merges = 0
         """How often this process has merged its fragment."""
-        self._strips: Strips | None = None
         self._kept: Mapping[str, Array] = {}
 
     def begin(self, members: Membership, x: Array) -> int:
@@ -82,16 +79,6 @@ class Decoupled(Parameters):
         }
         for rank, weight, change in zip(*(kept[f"arrived {n}"] for n in _ARRIVED), strict=True):
             self._arrived[int(rank)] = change, float(weight)
-
-    @property
-    def strips(self) -> Strips:
-        assert self._strips is not None
-        return self._strips
-
-    @property
-    def members(self) -> Members:
-        """Who is there."""
-        return self.strips.members
 
     # ---- the owner of a fragment, under the lock ----------------------------------------------------
 
@@ -203,11 +190,3 @@ class Decoupled(Parameters):
             "sent to": np.zeros(0, np.int64),
             **{f"arrived {name}": np.zeros(0) for name in _ARRIVED},
         }
-
-    def finish(self) -> None:
-        if self._strips is not None:
-            self._strips.members.wait_for_all()
-
-    def close(self) -> None:
-        if self._strips is not None:
-            self._strips.members.close()

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import UsageError
 from . import rules
-from .base import Array, Parameters
-from .members import Members
-from .owned_shards import Strips, recut
+from .base import Array
+from .owned_shards import Owned, Strips, recut
 
 if TYPE_CHECKING:
     from ..run.membership import Membership
 
 
-class EASGD(Parameters):
+class EASGD(Owned):
     """Every `period` steps a process and the centre move towards each other, by beta / N of their distance.
 
     Zhang, Choromanska and LeCun 2015. The centre is cut into strips, one for each process. A process reads
@@ -25,14 +24,12 @@ class EASGD(Parameters):
     process that dies ties nobody any more.
     """
 
-    waits: ClassVar[bool] = False
     comes_back: ClassVar[bool] = True
 
     def __init__(self, period: int = 10, beta: float = 0.9) -> None:
         if period < 1 or not 0 < beta <= 1:
             raise UsageError(f"period is {period} and beta {beta}: give period >= 1, 0 < beta <= 1")
         self.period, self.beta = period, beta
-        self._strips: Strips | None = None
         self._kept: Array | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
@@ -42,16 +39,6 @@ class EASGD(Parameters):
             self._strips.restore(self._kept)
         self._strips.serve()
         return members.step + self.period
-
-    @property
-    def strips(self) -> Strips:
-        assert self._strips is not None
-        return self._strips
-
-    @property
-    def members(self) -> Members:
-        """Who is there."""
-        return self.strips.members
 
     def _take(self, rank: int, number: int, difference: Array) -> None:
         self.strips.own += difference
@@ -80,11 +67,3 @@ class EASGD(Parameters):
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
         return {"centre": recut(states, "centre", rank, size)}
-
-    def finish(self) -> None:
-        if self._strips is not None:
-            self._strips.members.wait_for_all()
-
-    def close(self) -> None:
-        if self._strips is not None:
-            self._strips.members.close()

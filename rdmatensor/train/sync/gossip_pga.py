@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import UsageError
 from . import rules
-from .base import Array, average
+from .base import Array, average, mean
 from .gossip import PullGossip
 
 if TYPE_CHECKING:
@@ -65,14 +65,9 @@ class GossipPGA(PullGossip):
     def exchange(self, x: Array, step: int, rate: float) -> int:
         if not rules.averages_globally(step, self._every):
             return super().exchange(x, step, rate)
-        self._average(x, f"the models after step {step}")
+        mean(self._run, x, f"the models after step {step}")
         self.publish(x, step)
         return step + self.period
 
     def conclude(self, x: Array, step: int) -> None:
         average(self._run, x, f"the models after step {step}, the last one")
-
-    def _average(self, x: Array, name: str) -> None:
-        assert self._run is not None and self._run.group is not None
-        np.multiply(x, 1.0 / self._run.size, out=x)
-        self._run.group.all_reduce(x, out=x, timeout=self._run.timeout, detail=name)

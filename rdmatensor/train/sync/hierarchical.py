@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ..run.membership import Membership
-from ..run.subgroup import Part, gather_texts
+from ..run.subgroup import Subgroup, gather_texts
 from .all_reduce import AllReduce
 from .base import Array, Gradients, Parameters, having
 from .compression import Compression
@@ -68,9 +68,9 @@ class Hierarchical(Gradients, Parameters):
         mine = together[hosts[members.rank]]
         first = [ranks[0] for ranks in together.values()]
         name = f"rdmatensor.train.{next(_made)}"
-        self._here = Part(members, mine, addresses[mine[0]], f"{name}.host.{mine[0]}")
+        self._here = Subgroup(members, mine, addresses[mine[0]], f"{name}.host.{mine[0]}")
         if self._here.rank == 0:
-            self._leaders = Part(members, first, addresses[first[0]], f"{name}.hosts")
+            self._leaders = Subgroup(members, first, addresses[first[0]], f"{name}.hosts")
 
     @property
     def _leads(self) -> bool:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..run.membership import Membership
-from .base import Array, Parameters, average
+from .base import Array, Parameters, average, mean
 from .periods import Period, as_period
 
 
 class LocalSGD(Parameters):
-    """Averages all models every `period` steps: a number, or QSR, AdaComm or Quality.
+    """Averages all models every `period` steps: a number, or QSR or Quality.
 
     With a period of 1 and plain SGD, this is AllReduce. Each process keeps its own state of the optimizer,
     such as momentum.
@@ -32,8 +30,8 @@ class LocalSGD(Parameters):
         return self.period.steps
 
     def exchange(self, x: Array, step: int, rate: float) -> int:
-        self._average(x, f"the models after step {step}")
-        return step + self.period.following(rate, self.mean)
+        mean(self._run, x, f"the models after step {step}")
+        return step + self.period.following(rate, self._mean_loss)
 
     def conclude(self, x: Array, step: int) -> None:
         average(self._run, x, f"the models after step {step}, the last one")
@@ -52,14 +50,5 @@ class LocalSGD(Parameters):
     ) -> Mapping[str, Array]:
         return states[0]  # equal in all
 
-    def mean(self, values: Array) -> Any:
-        """The mean over all processes."""
-        assert self._run is not None and self._run.group is not None
-        values = values / self._run.size
-        return self._run.group.all_reduce(values, timeout=self._run.timeout, detail="losses")
-
-    def _average(self, x: Array, name: str) -> None:
-        assert self._run is not None and self._run.group is not None
-        # Scaled first: the mean cannot overflow where the sum could.
-        np.multiply(x, 1.0 / self._run.size, out=x)
-        self._run.group.all_reduce(x, out=x, timeout=self._run.timeout, detail=name)
+    def _mean_loss(self, values: Array) -> Any:
+        return mean(self._run, values, "losses")

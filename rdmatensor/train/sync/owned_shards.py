@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ...store import Arrival
-from .base import Array, same_size
+from .base import Array, Parameters, same_size
 from .members import Members
 
 if TYPE_CHECKING:
@@ -117,3 +117,28 @@ class Strips:
                 self._idle()
             elif arrival.data.nbytes == self.own.nbytes:
                 self._take(arrival.rank, arrival.mark, arrival.data.view(self.own.dtype))
+
+
+class Owned(Parameters):
+    """Parameters that are common to all processes, each of which owns a strip. Nobody waits for all."""
+
+    waits: ClassVar[bool] = False
+    _strips: Strips | None = None
+
+    @property
+    def strips(self) -> Strips:
+        assert self._strips is not None
+        return self._strips
+
+    @property
+    def members(self) -> Members:
+        """Who is there."""
+        return self.strips.members
+
+    def finish(self) -> None:
+        if self._strips is not None:
+            self._strips.members.wait_for_all()
+
+    def close(self) -> None:
+        if self._strips is not None:
+            self._strips.members.close()

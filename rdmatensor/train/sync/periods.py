@@ -62,33 +62,6 @@ class QSR(Period):
         return self.steps
 
 
-class AdaComm(Period):
-    """AdaComm (arXiv 1810.08313): `first` steps in the beginning, fewer as the loss falls."""
-
-    def __init__(self, first: int = 16) -> None:
-        super().__init__(first)
-        self._first_steps, self._first_loss, self._losses = first, 0.0, [0.0, 0.0]
-
-    def observe(self, loss: float) -> None:
-        self._losses = [self._losses[0] + loss, self._losses[1] + 1]
-
-    def following(self, rate: float, mean: Mean) -> int:
-        total, count = (float(each) for each in mean(np.array(self._losses)))
-        if count:
-            loss = total / count
-            self._first_loss = self._first_loss or loss
-            self.steps = rules.adacomm_period(self._first_steps, loss, self._first_loss)
-        self._losses = [0.0, 0.0]
-        return self.steps
-
-    def state(self) -> Mapping[str, Any]:
-        return {"period": np.array([self.steps, self._first_loss, *self._losses])}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        steps, self._first_loss, *self._losses = (float(each) for each in state["period"])
-        self.steps = int(steps)
-
-
 class Quality(Period):
     """The longest period whose price stays within `bound`, found while training, after Nexus.
 

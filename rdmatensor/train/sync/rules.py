@@ -263,14 +263,6 @@ def qsr_period(alpha: float, rate: float, base: int) -> int:
     return max(base, math.floor((alpha / rate) ** 2)) if rate > 0 else base
 
 
-def adacomm_period(first: int, loss: float, first_loss: float) -> int:
-    """AdaComm (Wang and Joshi 2019, arXiv 1810.08313): tau = ceil(tau0 sqrt(F / F0)): rare exchanges first,
-    frequent ones in the end."""
-    if not first_loss > 0 or not math.isfinite(loss):
-        return first
-    return max(1, math.ceil(first * math.sqrt(max(loss, 0.0) / first_loss)))
-
-
 def quality_period(period: int, cost: float, bound: float, longest: int) -> int:
     """The next period where quality guides it, after Nexus (Wang, Zhang, Ren and Zhang, MASCOTS 2017).
 

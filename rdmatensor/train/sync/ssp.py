@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import DeadlineExceeded, UsageError
 from . import rules
-from .base import Array, Parameters
-from .members import FINISHED, Members
-from .owned_shards import Strips, recut
+from .base import Array
+from .members import FINISHED
+from .owned_shards import Owned, Strips, recut
 
 if TYPE_CHECKING:
     from ..run.membership import Membership
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PAUSE = 0.0002  # seconds between two looks at what others do without us
 
 
-class SSP(Parameters):
+class SSP(Owned):
     """After each step a process sends its change to the owners of the model's strips, and reads them.
 
     Ho et al. 2013. It goes on as soon as nobody is more than `slack` steps behind, and then what it reads has
@@ -30,13 +30,10 @@ class SSP(Parameters):
     strip is no longer common.
     """
 
-    waits: ClassVar[bool] = False
-
     def __init__(self, slack: int = 3) -> None:
         if slack < 0:
             raise UsageError(f"slack is {slack}: give a number of steps, 0 or more")
         self.slack = slack
-        self._strips: Strips | None = None
         self._kept: Array | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
@@ -50,16 +47,6 @@ class SSP(Parameters):
             self._strips.restore(self._kept)
         self._strips.serve()
         return 1
-
-    @property
-    def strips(self) -> Strips:
-        assert self._strips is not None
-        return self._strips
-
-    @property
-    def members(self) -> Members:
-        """Who is there."""
-        return self.strips.members
 
     def _take(self, rank: int, number: int, change: Array) -> None:
         strips = self.strips
@@ -136,11 +123,7 @@ class SSP(Parameters):
                 if int(found[1][self._strips.rank]) >= self._clock:
                     break
                 _pause(end, f"rank {owner} does not apply the last changes")
-        self._strips.members.wait_for_all()
-
-    def close(self) -> None:
-        if self._strips is not None:
-            self._strips.members.close()
+        super().finish()
 
 
 def _has_sent(clock: int) -> int:

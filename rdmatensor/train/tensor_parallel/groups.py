@@ -16,8 +16,8 @@ from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.exchange import Exchange
 from ..backend.tensorflow.optimizer import Distributed, inside
 from ..backend.tensorflow.parts import Division, part_of
-from ..run.run import Run
-from ..run.subgroup import Part, gather_texts
+from ..run.session import Session
+from ..run.subgroup import Subgroup, gather_texts
 from ..sync.all_reduce import AllReduce
 from ..sync.base import Array, Gradients
 from ..sync.compression import Compression
@@ -38,7 +38,7 @@ _LOSSES = (
 class Groups(Division):
     """Cuts a run into groups of `size` successive ranks. All processes make it at the same place."""
 
-    def __init__(self, run: Run, size: int, period: int) -> None:
+    def __init__(self, run: Session, size: int, period: int) -> None:
         assert run.group is not None and run.device is not None
         self.run, self.size, self.period = run, size, period
         self.number, self.place = divmod(run.rank, size)
@@ -52,8 +52,8 @@ class Groups(Division):
             gather_texts(run, run.device.address),
         )
 
-        def part(ranks: Sequence[int], what: str) -> Part:
-            return Part(run, ranks, addresses[ranks[0]], f"{name}.{what}.{ranks[0]}")
+        def part(ranks: Sequence[int], what: str) -> Subgroup:
+            return Subgroup(run, ranks, addresses[ranks[0]], f"{name}.{what}.{ranks[0]}")
 
         first = self.number * size
         # A part is as good as a run here.
@@ -85,10 +85,10 @@ class Groups(Division):
         words = np.array([word], np.int64)
         return int(operations.broadcast(self.run, words, 0, "what a callback of rank 0 does")[0])
 
-    @operations.as_written
+    @operations.no_autograph
     def gradients(
         self,
-        run: Run,
+        run: Session,
         sync: Gradients,
         gradients: Sequence[Any],
         variables: Sequence[Any],
@@ -119,7 +119,7 @@ class Groups(Division):
             results[i] = value
         return results
 
-    @operations.as_written
+    @operations.no_autograph
     def finite(self, gradients: list[Any], name: str) -> list[Any]:
         """Put a NaN into every process's gradients if one of them has an infinity or a NaN."""
         results = list(gradients)
@@ -139,7 +139,7 @@ class Groups(Division):
         )
         return results
 
-    @operations.as_written
+    @operations.no_autograph
     def squared_norms(self, gradients: Sequence[Any], strips: Sequence[bool], name: str) -> Any:
         """The squared norm of each gradient, of strips that of the whole, as a vector of float32."""
         norms = tf.stack([_squared_norm(each) for each in gradients])
@@ -151,9 +151,10 @@ class Groups(Division):
         )
         return tf.where(mask, summed, norms)
 
-    def senders(self, run: Run, root: int) -> tuple[Any, int]:
+    def senders(self, run: Session, root: int) -> tuple[Any, int]:
         return self.across, root // self.size
 
+    @operations.no_autograph
     def prepare(self, optimizer: Any) -> None:
         """Let an optimizer treat strips as parts, and groups train apart if they shall."""
         if optimizer is None:

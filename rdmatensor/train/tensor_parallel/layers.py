@@ -25,7 +25,7 @@ Mode = Literal["column", "row"]
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerCut:
     """How a layer is cut, and the form of what it takes and gives."""
 
     groups: Groups
@@ -37,22 +37,22 @@ class Place:
 class CutDense:
     """What `cut_layer` puts in front of the class of a Dense layer."""
 
-    _rdmatensor_place: Place
+    _rdmatensor_layer_cut: LayerCut
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         layer: Any = self
-        place, name = self._rdmatensor_place, plain(layer.name)
-        groups = place.groups
-        if place.mode == "column":
+        layer_cut, name = self._rdmatensor_layer_cut, plain(layer.name)
+        groups = layer_cut.groups
+        if layer_cut.mode == "column":
             result = product(
                 operations.all_gather(groups.inside, inputs, f"inputs of {name}"), layer.kernel
             )
             if layer.bias is not None:
                 result = keras.ops.add(result, layer.bias)
-            if not place.gives_strips:
+            if not layer_cut.gives_strips:
                 result = as_rows(groups, result, layer.units, f"outputs of {name}")
         else:
-            if not place.takes_strips:
+            if not layer_cut.takes_strips:
                 inputs = as_strips(groups, inputs, f"inputs of {name}")
             result = product(inputs, layer.kernel)
             result = operations.reduce_scatter(groups.inside, result, "sum", f"outputs of {name}")
@@ -84,16 +84,16 @@ def _variables(layer: Any) -> list[Any]:
     return [each for each in (layer._kernel, layer.bias) if each is not None]
 
 
-def cut_layer(layer: Any, place: Place) -> None:
+def cut_layer(layer: Any, layer_cut: LayerCut) -> None:
     """Leaves this process's strip in a layer that is built. It keeps the name and module of its class."""
-    cut(layer._kernel, 1 if place.mode == "column" else 0, place.groups)
-    if place.mode == "column" and layer.bias is not None:
-        cut(layer.bias, 0, place.groups)
+    cut(layer._kernel, 1 if layer_cut.mode == "column" else 0, layer_cut.groups)
+    if layer_cut.mode == "column" and layer.bias is not None:
+        cut(layer.bias, 0, layer_cut.groups)
     layer.input_spec = keras.layers.InputSpec(min_ndim=2)
-    mixin.add(layer, CutDense, _rdmatensor_place=place)
+    mixin.add(layer, CutDense, _rdmatensor_layer_cut=layer_cut)
 
 
-@operations.as_written
+@operations.no_autograph
 def as_strips(groups: Groups, rows: Any, name: str) -> Any:
     """Exchanges rows for strips: each process gets its part of the last dimension, for all examples."""
     length, size = int(rows.shape[-1]), groups.size
@@ -107,7 +107,7 @@ def as_strips(groups: Groups, rows: Any, name: str) -> Any:
     return found[..., : stop - start]
 
 
-@operations.as_written
+@operations.no_autograph
 def as_rows(groups: Groups, strips: Any, length: int, name: str) -> Any:
     """Exchanges strips for rows: each process gets the whole last dimension, for its own examples."""
     size = groups.size

@@ -13,10 +13,10 @@ from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.equal import broadcast_variables
 from ..backend.tensorflow.files import read_in_rank_0
-from ..run.run import current
+from ..run.session import current
 from .choice import choose
 from .groups import Groups
-from .layers import Mode, Place, cut_layer
+from .layers import LayerCut, Mode, cut_layer
 from .slices import LOAD, gathered, spread, strip_of
 
 
@@ -131,8 +131,8 @@ def split(
     choices = choose(model, layers, smallest, size)
     groups = Groups(run, size, period)
     for choice in choices:
-        place = Place(groups, choice.mode, choice.takes_strips, choice.gives_strips)
-        cut_layer(choice.layer, place)
+        layer_cut = LayerCut(groups, choice.mode, choice.takes_strips, choice.gives_strips)
+        cut_layer(choice.layer, layer_cut)
         operations.trim()
         for passed in choice.passed:
             seeds = getattr(passed, "seed_generator", None)

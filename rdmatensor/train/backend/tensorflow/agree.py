@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...run.run import Run
+from ...run.session import Session
 from . import operations
 from .names import plain
 from .parts import both, part_of
@@ -39,9 +39,13 @@ def labels_of(sources: Sequence[Any]) -> list[str]:
     return [label(each) if _is_variable(each) else f"source {i}" for i, each in enumerate(sources)]
 
 
-@operations.as_written
+@operations.no_autograph
 def agree(
-    run: Run, variables: Sequence[Any], heading: str, more: Sequence[str] = (), always: bool = True
+    run: Session,
+    variables: Sequence[Any],
+    heading: str,
+    more: Sequence[str] = (),
+    always: bool = True,
 ) -> None:
     """Makes sure that all processes mean the same variables, and have the same lines in `more`.
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....errors import UsageError
-from ...run.run import Run, current
+from ...run.session import Session, current
 from . import operations
 from .order import Order
 from .rows import Batches, as_arrays, count_of, every, marks_of, rows_of
@@ -67,7 +67,7 @@ def arrays_of(data: Any) -> tuple[Any, int]:
     return data, counts.pop()
 
 
-def agree(run: Run, data: Any) -> None:
+def agree(run: Session, data: Any) -> None:
     """UsageError in all processes if `data`, a tf.data.Dataset or arrays, differs between them or their order
     does."""
     if run.size == 1 or run.returns:
@@ -98,7 +98,7 @@ def agree(run: Run, data: Any) -> None:
         raise UsageError(order.why_not)
 
 
-def _of_dataset(run: Run, data: Any, remainder: bool) -> Any:
+def _of_dataset(run: Session, data: Any, remainder: bool) -> Any:
     agree(run, data)
     rank, size = run.rank, run.size
     count = int(data.cardinality())
@@ -117,7 +117,7 @@ def _of_dataset(run: Run, data: Any, remainder: bool) -> Any:
     return data.window(size, drop_remainder=True).flat_map(pick)
 
 
-def _of_batches(run: Run, data: Any, remainder: bool) -> Any:
+def _of_batches(run: Session, data: Any, remainder: bool) -> Any:
     count = data.num_batches
     if count is not None:
         count = (_rounds(count, run.size, remainder) - run.rank + run.size - 1) // run.size

@@ -38,12 +38,13 @@ def refuse_if_not_elementwise(optimizer: Any) -> None:
         alike = _try(optimizer)
     except Exception as error:  # whatever a user's class raises
         raise UsageError(
-            f"{own.__name__} cannot be tried on strips of a variable: {error}. Use rt.AllReduce()"
+            f"{own.__name__} cannot be tried on strips of a variable: {error}. Use rt.sync.AllReduce()"
         ) from error
     if not alike:
         raise UsageError(
             f"{own.__name__} cannot be sharded: how it updates an element depends on others of the same "
-            "variable, or its state begins with the weights. Use rt.AllReduce(), or an elementwise optimizer"
+            "variable, or its state begins with the weights. Use rt.sync.AllReduce(), or an "
+            "elementwise optimizer"
         )
 
 

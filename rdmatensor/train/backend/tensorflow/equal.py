@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....errors import UsageError
-from ...run.run import Run
+from ...run.session import Session
 from . import operations
 from .agree import agree, labels_of
 from .gradients import buckets_of
@@ -26,7 +26,7 @@ _AT_ONCE = 8 << 20
 _ROUNDING = 1e-3
 
 
-def broadcast_variables(run: Run, variables: Sequence[Any], root: int, name: str) -> None:
+def broadcast_variables(run: Session, variables: Sequence[Any], root: int, name: str) -> None:
     """Sets variables to their values in `root`. Their order, types and shapes are the same everywhere.
 
     Seeds stay as they are, because they differ on purpose: processes drop out different units.
@@ -53,7 +53,7 @@ def comparable(variables: Sequence[Any]) -> list[Any]:
     ]
 
 
-def differing(run: Run, variables: Sequence[Any], name: str) -> list[Any]:
+def differing(run: Session, variables: Sequence[Any], name: str) -> list[Any]:
     """The variables that are not equal in all processes, to the bit. All processes get the same ones."""
     if run.size == 1 or not variables:
         return []
@@ -64,16 +64,14 @@ def differing(run: Run, variables: Sequence[Any], name: str) -> list[Any]:
     return [each for each, of in zip(variables, found.T, strict=True) if (of != of[0]).any()]
 
 
-def take_rank_0s(run: Run, variables: Sequence[Any], name: str, *, always: bool) -> list[str]:
+def take_rank_0s(run: Session, variables: Sequence[Any], name: str, *, always: bool) -> list[str]:
     """Sets variables that differ to rank 0's values. Returns the names of those that differed by more than
     rounding, which keep their values unless `always`."""
     far = []
     for each in differing(run, variables, name):
-        dtype = tf.as_dtype(each.dtype)
         mine = tf.convert_to_tensor(each)
-        sent = tf.cast(mine, tf.int8) if dtype.is_bool else mine
-        first = operations.broadcast(run, sent, 0, f"{_name_of(each)} of {name}")
-        a, b = (tf.cast(value, tf.float64).numpy() for value in (sent, first))
+        first = operations.broadcast(run, mine, 0, f"{_name_of(each)} of {name}")
+        a, b = (tf.cast(value, tf.float64).numpy() for value in (mine, first))
         with np.errstate(invalid="ignore"):
             near = bool((np.abs(a - b) <= _ROUNDING * np.abs(b).max(initial=0)).all())
         near_everywhere = operations.all_reduce(
@@ -82,12 +80,12 @@ def take_rank_0s(run: Run, variables: Sequence[Any], name: str, *, always: bool)
         if not int(near_everywhere[0]):
             far.append(_name_of(each))
         if always or _name_of(each) not in far:
-            each.assign(tf.cast(first, dtype))
+            each.assign(first)
     return far
 
 
-@operations.as_written
-def refuse_different(run: Run, variables: Sequence[Any]) -> None:
+@operations.no_autograph
+def refuse_different(run: Session, variables: Sequence[Any]) -> None:
     """Raises UsageError if processes begin to train with different weights. All call it in their first step,
     also while it is traced."""
     if run.size == 1 or run.group is None:
@@ -110,7 +108,7 @@ def _name_of(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name))
 
 
-def _broadcast(run: Run, variables: Sequence[Any], root: int, name: str) -> None:
+def _broadcast(run: Session, variables: Sequence[Any], root: int, name: str) -> None:
     if run.size == 1:
         return
     by_type: dict[Any, list[Any]] = {}

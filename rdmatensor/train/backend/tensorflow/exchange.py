@@ -15,7 +15,7 @@ from ....errors import UsageError
 from ...run.membership import Membership
 from ...run.rejoin import read_model
 from ...sync.base import Array, Parameters, Synchronizer, average, having
-from .operations import as_written
+from .operations import no_autograph
 
 # Values of the step of the next exchange: the synchronizer has not begun.
 _NOT_BEGUN = -1
@@ -85,7 +85,7 @@ class Exchange(Kept):
         with tf.init_scope(), tf.device("/CPU:0"):
             self._next = tf.Variable(_NOT_BEGUN, dtype=tf.int64, trainable=False)
 
-    @as_written
+    @no_autograph
     def before(self, variables: Sequence[Any]) -> None:
         """Begins, in the first step. Call it before the update."""
         self.sync.shapes = [tuple(each.shape) for each in variables]
@@ -101,7 +101,7 @@ class Exchange(Kept):
 
         tf.cond(self._next < 0, begin, lambda: tf.identity(self._next))
 
-    @as_written
+    @no_autograph
     def after(self, variables: Sequence[Any], step: Any, rate: Any) -> None:
         """Exchanges, if it is due. Call it after the update."""
         step, rate = tf.cast(step, tf.int64), tf.cast(rate, tf.float64)

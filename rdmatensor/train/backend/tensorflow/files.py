@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 
 from ....errors import UsageError
-from ...run.run import Run
+from ...run.session import Session
 from . import operations
 
 
-def read_in_rank_0(run: Run, read: Callable[[], None], path: object) -> None:
+def read_in_rank_0(run: Session, read: Callable[[], None], path: object) -> None:
     """Calls `read` in rank 0. All processes call this; if it fails there, the others get UsageError."""
     failed = None
     if run.rank == 0:

@@ -37,7 +37,7 @@ def bucket_bytes_of(run: Membership, wanted: int | Literal["auto"]) -> int:
     )
 
 
-@operations.as_written
+@operations.no_autograph
 def mean(
     run: Membership,
     gradients: Sequence[Any],
@@ -71,7 +71,7 @@ def mean(
     return results
 
 
-@operations.as_written
+@operations.no_autograph
 def as_vector(
     run: Membership,
     gradients: Sequence[Any],

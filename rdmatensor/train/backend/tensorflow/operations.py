@@ -38,7 +38,7 @@ _TYPES = {
 _ANY = tf.float32
 
 
-def as_written(function: _Function) -> _Function:
+def no_autograph(function: _Function) -> _Function:
     """Keeps AutoGraph from translating the function when tf.function traces it."""
     kept: _Function = tf.autograph.experimental.do_not_convert(function)
     return kept
@@ -114,7 +114,7 @@ def trim() -> int:
 
 
 def leave(handle: Any, release: bool) -> None:
-    """Ends the operations of the group; with `release`, withdraws their memory. See Run.close."""
+    """Ends the operations of the group; with `release`, withdraws their memory. See Session.close."""
     library().rdmatensor_leave(handle, release=release)
 
 
@@ -238,9 +238,9 @@ def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
     return start(handle, kind, [tensor], detail, shapes=shapes, **more).finish()[0]
 
 
-@as_written
+@no_autograph
 def all_reduce(run: Any, tensor: Any, op: Op, name: str) -> Any:
-    """Does what rdmatensor.train.all_reduce does, for the processes of `run`."""
+    """Does what rdmatensor.train.ops.all_reduce does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, name)
     if op == "mean" and not tensor.dtype.is_floating:
@@ -260,9 +260,9 @@ def all_reduce(run: Any, tensor: Any, op: Op, name: str) -> Any:
     return tf.custom_gradient(apply)(tensor)
 
 
-@as_written
+@no_autograph
 def reduce_scatter(run: Any, tensor: Any, op: Op, name: str) -> Any:
-    """Does what rdmatensor.train.reduce_scatter does, for the processes of `run`."""
+    """Does what rdmatensor.train.ops.reduce_scatter does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, name)
     if op == "mean" and not tensor.dtype.is_floating:
@@ -290,9 +290,9 @@ def reduce_scatter(run: Any, tensor: Any, op: Op, name: str) -> Any:
     return tf.custom_gradient(apply)(tensor)
 
 
-@as_written
+@no_autograph
 def all_gather(run: Any, tensor: Any, name: str) -> Any:
-    """Does what rdmatensor.train.all_gather does, for the processes of `run`."""
+    """Does what rdmatensor.train.ops.all_gather does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     if run.size == 1:
         return tf.identity(tensor)
@@ -308,9 +308,9 @@ def all_gather(run: Any, tensor: Any, name: str) -> Any:
     return tf.custom_gradient(apply)(tensor)
 
 
-@as_written
+@no_autograph
 def all_to_all(run: Any, tensor: Any, name: str) -> Any:
-    """Does what rdmatensor.train.all_to_all does, for the processes of `run`."""
+    """Does what rdmatensor.train.ops.all_to_all does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     if run.size == 1:
         return tf.identity(tensor)
@@ -324,14 +324,16 @@ def all_to_all(run: Any, tensor: Any, name: str) -> Any:
     return tf.custom_gradient(apply)(tensor)
 
 
-@as_written
+@no_autograph
 def broadcast(run: Any, tensor: Any, root: int, name: str) -> Any:
-    """Does what rdmatensor.train.broadcast does, for the processes of `run`."""
+    """Does what rdmatensor.train.ops.broadcast does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     if not 0 <= root < run.size:
         raise UsageError(f"{name}: root is {root}: give a rank, 0 to {run.size - 1}")
     if run.size == 1:
         return tf.identity(tensor)
+    if tensor.dtype.is_bool:
+        return tf.cast(broadcast(run, tf.cast(tensor, tf.uint8), root, name), tf.bool)
 
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
@@ -343,8 +345,8 @@ def broadcast(run: Any, tensor: Any, root: int, name: str) -> Any:
     return tf.custom_gradient(apply)(tensor)
 
 
-@as_written
+@no_autograph
 def barrier(run: Any, name: str) -> None:
-    """Does what rdmatensor.train.barrier does, for the processes of `run`."""
+    """Does what rdmatensor.train.ops.barrier does, for the processes of `run`."""
     if run.size > 1:
         start(run.handle, "barrier", [], name).finish()

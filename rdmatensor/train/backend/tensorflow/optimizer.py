@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from ....errors import UsageError
-from ...run.run import Run, current
+from ...run.session import Session, current
 from ...sync.all_reduce import AllReduce
 from ...sync.base import Gradients, Parameters, Synchronizer
 from ...sync.compression import Compression
@@ -33,7 +33,7 @@ class OptimizerHooks:
     All processes call its methods together.
     """
 
-    def front(self, optimizer: Any, run: Run) -> type:
+    def front(self, optimizer: Any, run: Session) -> type:
         """Return the class to put in front of the optimizer's."""
         return Distributed
 
@@ -67,7 +67,7 @@ class OptimizerHooks:
 class Distributed:
     """What `distribute` puts in front of the class of an optimizer."""
 
-    _rdmatensor_run: Run
+    _rdmatensor_run: Session
     _rdmatensor_sync: Synchronizer
     _rdmatensor_kept: Kept | None
     _rdmatensor_described: str
@@ -157,11 +157,11 @@ def checked(sync: Any, kind: type, where: str, example: str) -> Any:
             f"{where} got the class {sync.__name__}: give an object, {sync.__name__}()"
         )
     raise UsageError(
-        f"{where} got {sync!r}: give an object, such as rt.AllReduce() or rt.{example}"
+        f"{where} got {sync!r}: give an object, such as rt.sync.AllReduce() or rt.sync.{example}"
     )
 
 
-def put_in_front(optimizer: Any, run: Run, sync: Synchronizer) -> None:
+def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
     """Gives the object a class that communicates, with the name and module of its own."""
     kept: Kept | None = None
     if isinstance(sync, Parameters):
@@ -225,7 +225,7 @@ def sync_of(optimizer: Any) -> Synchronizer:
     return getattr(optimizer, "_rdmatensor_sync", None) or Synchronizer()
 
 
-def trace_anew(model: Any, optimizers: Sequence[Any], run: Run) -> None:
+def trace_anew(model: Any, optimizers: Sequence[Any], run: Session) -> None:
     """Let a model that goes on after init() agree with the others again, because some may be new."""
     agreed = set[Any]().union(*(getattr(each, "_rdmatensor_agreed", ()) for each in optimizers))
     if agreed and all(generation != run.generation for generation, _ in agreed):
@@ -266,7 +266,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         if isinstance(sync, Synchronizer) and not isinstance(sync, (AllReduce, Compression)):
             raise UsageError(
                 f"a tape averages gradients, and {type(sync).__name__} does something else: give the tape "
-                "rt.AllReduce(...), or give the synchronizer to distribute() and use a plain tape"
+                "rt.sync.AllReduce(...), or give the synchronizer to distribute() and use a plain tape"
             )
         where = "GradientTape(sync=...)"
         self._rdmatensor = (

@@ -9,8 +9,9 @@ from typing import Any
 
 import keras
 
-from ...run.run import Run
+from ...run.session import Session
 from ...sync.base import Gradients
+from .operations import no_autograph
 
 # The attribute of a variable of which this process has a part.
 _PART = "_rdmatensor_part"
@@ -22,6 +23,7 @@ class Division:
     period = 1
     """How many steps lie between two exchanges of groups that train apart."""
 
+    @no_autograph
     def prepare(self, optimizer: Any) -> None:
         """Prepare an optimizer for divided variables, in each trace; None: a tape.
 
@@ -30,7 +32,7 @@ class Division:
 
     def gradients(
         self,
-        run: Run,
+        run: Session,
         sync: Gradients,
         gradients: Sequence[Any],
         variables: Sequence[Any],
@@ -45,7 +47,7 @@ class Division:
         """Let all processes see an infinity that one of them has in its part."""
         return gradients
 
-    def senders(self, run: Run, root: int) -> tuple[Any, int] | None:
+    def senders(self, run: Session, root: int) -> tuple[Any, int] | None:
         """Return the processes that have the same parts, and who among them sends them for `root`; None if
         parts have no copies."""
         return None

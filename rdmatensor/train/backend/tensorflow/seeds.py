@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from ...run.run import Run
+from ...run.session import Session
 from . import operations
 
 _Array = npt.NDArray[Any]
@@ -33,7 +33,7 @@ class Streams:
     All processes make it with the same variables, and call its methods together.
     """
 
-    def __init__(self, run: Run, variables: Sequence[Any]) -> None:
+    def __init__(self, run: Session, variables: Sequence[Any]) -> None:
         from keras.src.random.seed_generator import global_seed_generator
 
         self._run = run

@@ -62,7 +62,7 @@ def check(model: Any, waits: bool) -> None:
             )
 
 
-@operations.as_written
+@operations.no_autograph
 def _moments(run: Membership, x: Any, weights: Any, axes: Any, keepdims: bool) -> Any:
     """Mean and variance over the values of all processes, each of which counts as often as `weights` says.
 

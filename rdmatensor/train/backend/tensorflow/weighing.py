@@ -20,7 +20,7 @@ import tensorflow as tf
 from . import operations
 
 if TYPE_CHECKING:
-    from ...run.run import Run
+    from ...run.session import Session
 
 _active: ContextVar[Weighing | None] = ContextVar("weighing", default=None)
 
@@ -61,7 +61,7 @@ class Weighing:
 
     def __init__(
         self,
-        run: Run,
+        run: Session,
         data: Any = None,
         x: Any = None,
         apart: bool = False,
@@ -169,7 +169,7 @@ def presence() -> Presence | None:
     return None if weighing is None else weighing.presence
 
 
-@operations.as_written
+@operations.no_autograph
 def of_present(gradients: Sequence[Any], size: int) -> list[Any]:
     """Gradients whose mean over all `size` processes is that over those with a batch in the step at hand."""
     found = presence()
@@ -254,6 +254,6 @@ def _wrap_keras() -> None:
         weighing = _active.get()
         return unscale(value) if weighing is None else weighing.shown(unscale(value))
 
-    keras.losses.Loss.__call__ = operations.as_written(called)
-    module.reduce_weighted_values = operations.as_written(reduced)
-    module.unscale_loss_for_distribution = operations.as_written(unscaled)
+    keras.losses.Loss.__call__ = operations.no_autograph(called)
+    module.reduce_weighted_values = operations.no_autograph(reduced)
+    module.unscale_loss_for_distribution = operations.no_autograph(unscaled)

@@ -32,13 +32,13 @@ from .backup import Backup, Kept, skip
 from .callback_list import files_of, list_of, refuse_common
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
-from .run.run import Run
+from .run.session import Session
 from .swap import swap_whole
 from .sync.base import Parameters, Synchronizer
 from .uneven import Uneven
 
 
-class Together(keras.callbacks.Callback):  # type: ignore[misc]
+class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Does what callbacks() says of weights, statistics and backups.
 
     From the last step of an epoch to the first one of the next, all processes have one model: callbacks and
@@ -46,7 +46,7 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self, run: Run, backup: Path | None, plan: Plan, uneven: Uneven | None = None
+        self, run: Session, backup: Path | None, plan: Plan, uneven: Uneven | None = None
     ) -> None:
         super().__init__()
         self._run = run
@@ -441,9 +441,9 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """What Together does after all other callbacks."""
+    """What SynchronizeCallback does after all other callbacks."""
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, together: SynchronizeCallback) -> None:
         super().__init__()
         self._together = together
 

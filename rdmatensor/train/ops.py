@@ -10,12 +10,14 @@ from .._api.collective import Op
 from .alike import compare, follow_variables
 from .backend.tensorflow import operations
 from .backend.tensorflow.equal import broadcast_variables as _broadcast_variables
-from .backend.tensorflow.operations import as_written
+from .backend.tensorflow.operations import no_autograph
 from .backend.tensorflow.seeds import Streams
-from .run.run import current
+from .run.session import current
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]
 
 
-@as_written
+@no_autograph
 def all_reduce(tensor: Any, op: Op = "sum", name: str = "all_reduce") -> Any:
     """Combines the tensors of all processes, element by element. Has a gradient for "mean" and "sum".
 
@@ -26,37 +28,37 @@ def all_reduce(tensor: Any, op: Op = "sum", name: str = "all_reduce") -> Any:
     return operations.all_reduce(current(), tensor, op, name)
 
 
-@as_written
+@no_autograph
 def reduce_scatter(tensor: Any, op: Op = "sum", name: str = "reduce_scatter") -> Any:
     """Part `rank` of what all_reduce gives, cut into `size` equal parts along the first dimension."""
     return operations.reduce_scatter(current(), tensor, op, name)
 
 
-@as_written
+@no_autograph
 def all_gather(tensor: Any, name: str = "all_gather") -> Any:
     """Joins the tensors of all processes along the first dimension, by rank. They have equal shapes."""
     return operations.all_gather(current(), tensor, name)
 
 
-@as_written
+@no_autograph
 def all_to_all(tensor: Any, name: str = "all_to_all") -> Any:
     """Joins part `rank` of every process's tensor, by rank. Tensors are cut as in reduce_scatter."""
     return operations.all_to_all(current(), tensor, name)
 
 
-@as_written
+@no_autograph
 def broadcast(tensor: Any, root: int = 0, name: str = "broadcast") -> Any:
     """Rank `root`'s tensor. The others give a tensor of the same type and shape."""
     return operations.broadcast(current(), tensor, root, name)
 
 
-@as_written
+@no_autograph
 def barrier(name: str = "barrier") -> None:
     """Returns when every process has called it."""
     operations.barrier(current(), name)
 
 
-@as_written
+@no_autograph
 def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
     """Sets variables of TensorFlow or Keras, or all those of a Keras model, to their values in rank `root`.
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..backend.tensorflow import operations
-from ..run.run import Run
+from ..run.session import Session
 from ..sync.base import Array
 from .choice import Costs, Size
 from .measure import LARGEST, Trial, costs, different, measured
@@ -23,7 +23,7 @@ _MOST = 8
 _BATCHES, _ROUNDS = 3, 15
 
 
-class Verdict(NamedTuple):
+class Choice(NamedTuple):
     """The fastest way of a table, the seconds of a step by way, and the ways that were measured for them."""
 
     way: Way
@@ -31,7 +31,9 @@ class Verdict(NamedTuple):
     measured: Sequence[Way] = ()
 
 
-def decide(run: Run, tables: Sequence[Size], allowed: Sequence[Sequence[Way]]) -> Sequence[Verdict]:
+def decide(
+    run: Session, tables: Sequence[Size], allowed: Sequence[Sequence[Way]]
+) -> Sequence[Choice]:
     """The way of each table among those that it is allowed. All processes call it, and have the same answer.
 
     Steps are measured with tables of the same sizes that are made for it, so the user's do not change. Takes
@@ -41,23 +43,23 @@ def decide(run: Run, tables: Sequence[Size], allowed: Sequence[Sequence[Way]]) -
     predicted = [{way: known.seconds(way, each, run.size) for way in WAYS} for each in tables]
     # Processors may round differently, and all have to choose alike.
     doubts = operations.broadcast(
-        run, doubtful(known, tables, allowed, run.size), 0, "ways of tables"
+        run, needs_measurement(known, tables, allowed, run.size), 0, "ways of tables"
     ).numpy()
     found: dict[tuple[Size, Sequence[Way]], Mapping[Way, float]] = {}
-    verdicts = []
+    choices = []
     for table, seconds, doubt in zip(tables, predicted, doubts, strict=True):
         ways = tuple(way for way, is_doubtful in zip(WAYS, doubt, strict=True) if is_doubtful)
         if len(ways) == 1:
-            verdicts.append(Verdict(ways[0], seconds))
+            choices.append(Choice(ways[0], seconds))
             continue
         if (table, ways) not in found:
-            found[table, ways] = _contest(run, table, ways)
+            found[table, ways] = benchmark_placements(run, table, ways)
         times = found[table, ways]
-        verdicts.append(Verdict(min(times, key=times.__getitem__), {**seconds, **times}, ways))
-    return verdicts
+        choices.append(Choice(min(times, key=times.__getitem__), {**seconds, **times}, ways))
+    return choices
 
 
-def doubtful(
+def needs_measurement(
     known: Costs, tables: Sequence[Size], allowed: Sequence[Sequence[Way]], size: int
 ) -> Array:
     """Ones by table and way: for those that have to be measured, or for the one that is clearly best."""
@@ -78,7 +80,7 @@ def doubtful(
     return found
 
 
-def _contest(run: Run, table: Size, ways: Sequence[Way]) -> Mapping[Way, float]:
+def benchmark_placements(run: Session, table: Size, ways: Sequence[Way]) -> Mapping[Way, float]:
     batches = [tf.constant(_ids(run, table, number)) for number in range(_BATCHES)]
     trials = [
         Trial(Placement(run, f"trial of {way}", table.rows, table.width, way, run.size))
@@ -88,7 +90,7 @@ def _contest(run: Run, table: Size, ways: Sequence[Way]) -> Mapping[Way, float]:
     return dict(zip(ways, times, strict=True))
 
 
-def _ids(run: Run, table: Size, number: int) -> Array:
+def _ids(run: Session, table: Size, number: int) -> Array:
     """As many ids as a batch of the sample has, of which as many differ."""
     rows = different(run, table.rows, max(1, round(table.used)), number)
     more = max(0, round(table.ids) - len(rows))

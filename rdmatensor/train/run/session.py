@@ -16,10 +16,10 @@ from .roles import Role, device_of, join, role_of
 
 if TYPE_CHECKING:
     from ...topology import Topology
-    from .subgroup import Part
+    from .subgroup import Subgroup
 
 
-class Run(Membership):
+class Session(Membership):
     """This process's membership. `group` and `device` are None if the process is alone.
 
     `group` is also None if the process `returns` to others that train without waiting.
@@ -39,7 +39,7 @@ class Run(Membership):
         self.numbered = 0
         """On how many variables all processes have agreed; see names.py."""
         self.ranks: Sequence[int] = range(role.size)
-        self.parts: list[Part] = []
+        self.parts: list[Subgroup] = []
         """The groups of some of the processes that this one has joined, in the order of the program."""
         self.topology: Topology | None = None
         """The links between processes, if init() was told of them."""
@@ -121,9 +121,9 @@ LEFT = (
     "then go on, if there are as many processes as before"
 )
 
-_run: Run | None = None
+_run: Session | None = None
 # The one that shutdown() has left, which init() in the same place joins again.
-_before: Run | None = None
+_before: Session | None = None
 
 
 def init(
@@ -133,7 +133,7 @@ def init(
     root: str | None = None,
     timeout: float = 600.0,
     topology: Topology | str | None = None,
-) -> Run:
+) -> Session:
     """Joins the processes that train together. Call it first in each of them; blocks until all have.
 
     Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, Kubernetes),
@@ -161,7 +161,7 @@ def init(
             _before.join_again(role, timeout)
             _run, _before = _before, None
         else:
-            _run = Run(role, timeout)
+            _run = Session(role, timeout)
         atexit.register(shutdown)
         backend().begin(_together)
         try:
@@ -173,7 +173,7 @@ def init(
     return _run
 
 
-def _follow(run: Run, topology: Topology | str | None) -> None:
+def _follow(run: Session, topology: Topology | str | None) -> None:
     """Gives the group trees along the links that init() was told of."""
     run.topology = None
     if topology is None or run.group is None:
@@ -197,14 +197,14 @@ def shutdown() -> None:
         run.close()
 
 
-def current() -> Run:
+def current() -> Session:
     """What init() returned. UsageError before that."""
     if _run is None:
         raise UsageError(LEFT if _before else "call rdmatensor.train.init() first")
     return _run
 
 
-def _together() -> Run | None:
+def _together() -> Session | None:
     """Return what init() returned, if this process trains with others now."""
     return _run if _run is not None and _run.group is not None else None
 
