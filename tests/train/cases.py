@@ -54,9 +54,7 @@ def _optimizer(name: str) -> Any:
     makers = {
         "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
         "adam": lambda: keras.optimizers.Adam(0.01),
-        "adamw_clipnorm": lambda: keras.optimizers.AdamW(0.01, clipnorm=0.05),
         "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05),
-        "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.01),
         "accumulate": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
         "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8),
     }

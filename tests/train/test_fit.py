@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import ROOT, WHOLE, warm
+from support import ROOT, warm
 from train.ranks import Ranks, run
 
 pytestmark = pytest.mark.timeout(600)
 OPTIMIZERS = ["sgd", "adam", "global_clipnorm", "accumulate", "ema"]
-OPTIMIZERS += ["adamw_clipnorm", "clipvalue"] if WHOLE else []
 FITS: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": name} for name in OPTIMIZERS},
     "steps at once": {"optimizer": "adam", "at_once": 2},
