@@ -108,7 +108,7 @@ def test_zero_slack_and_plain_means_are_synchronous_sgd(seed: int, size: int) ->
     gradients, model = _models(seed, size), np.ones(5)
     local = [model - 0.1 * each for each in gradients]
     mean = np.mean([rules.outer_gradient(model, each) for each in local], axis=0)
-    after, _ = rules.nesterov(model, np.zeros(5), mean, rate=1.0, momentum=0.0)
+    after, _ = rules.nesterov(model, np.zeros(5), mean, learning_rate=1.0, momentum=0.0)
     np.testing.assert_allclose(after, model - 0.1 * gradients.mean(0), atol=1e-9)
     assert not rules.may_begin(1, [1, 0], 0)
 

@@ -192,7 +192,7 @@ def test_diloco_begins_with_one_model() -> None:
     def act(group: Group) -> Any:
         run: Any = Membership()
         run.group, run.size, run.timeout = group, group.size, PATIENCE
-        sync, x = DiLoCo(1, rate=1.0, momentum=0.0), np.full(4, group.rank, "f")
+        sync, x = DiLoCo(1, learning_rate=1.0, momentum=0.0), np.full(4, group.rank, "f")
         sync.begin(run, x)
         assert (x == group.rank).all()
         sync.exchange(x, 1, 0.1)
@@ -236,7 +236,7 @@ def test_periods_follow_rate_and_loss() -> None:
 SAME = [
     "AllReduce()",
     "LocalSGD(period=1)",
-    "DiLoCo(period=1, rate=1.0, momentum=0.0)",
+    "DiLoCo(period=1, learning_rate=1.0, momentum=0.0)",
     "SSP(slack=0)",
 ]
 # Each process sees half of the classes, so no model is right without the others.

@@ -106,10 +106,10 @@ class Parameters(Synchronizer):
         """
         return 1
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         """Changes the parameters `x` in place, after `step` updates. Returns the step of the next exchange.
 
-        `x` is float32, or float64 if a variable is. `rate` is the learning rate in force. What it raises
+        `x` is float32, or float64 if a variable is. `learning_rate` is the one in force. What it raises
         ends the step with an error.
         """
         raise UsageError(f"{type(self).__name__} exchanges parameters: define its exchange()")

@@ -28,7 +28,7 @@ class Decoupled(Owned):
 
     Decoupled DiLoCo (arXiv 2604.21428). The model is cut into fragments, one for each process. The owner of a
     fragment waits for `quorum` processes, and then for `grace` seconds for more; it makes one outer step
-    (Nesterov, `rate` and `momentum`) with the mean of what has arrived, weighted by steps. What comes later
+    (Nesterov, `learning_rate`, `momentum`) with the mean of what has arrived, weighted by steps. The rest
     counts for the next merge. Processes do not wait: they go on, and keep what they have changed since. When
     processes die, a quorum is as many as are left. A dead owner's fragment is merged no more. What was sent
     to an owner that was lost before it merged goes with the next message, and may then count twice.
@@ -41,7 +41,7 @@ class Decoupled(Owned):
         period: int = 50,
         quorum: int = 2,
         grace: float = 0.2,
-        rate: float = 0.7,
+        learning_rate: float = 0.7,
         momentum: float = 0.9,
     ) -> None:
         if period < 2 or quorum < 1 or grace < 0:
@@ -49,7 +49,7 @@ class Decoupled(Owned):
                 f"period is {period}, quorum {quorum}, grace {grace}: give at least 2, 1 and 0"
             )
         self.period, self.quorum, self.grace = period, quorum, grace
-        self.rate, self.momentum = rate, momentum
+        self.learning_rate, self.momentum = learning_rate, momentum
         self.merges = 0
         """How often this process has merged its fragment."""
         self._kept: Mapping[str, Array] = {}
@@ -111,7 +111,7 @@ class Decoupled(Owned):
         mean = rules.weighted_mean(changes, weights)
         strips = self.strips
         merged, self._velocity = rules.nesterov(
-            strips.own, self._velocity, mean, self.rate, self.momentum
+            strips.own, self._velocity, mean, self.learning_rate, self.momentum
         )
         strips.own[:] = merged
         strips.version += 1
@@ -120,7 +120,7 @@ class Decoupled(Owned):
 
     # ---- every process ------------------------------------------------------------------------------
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         for owner in self.strips.owners:
             self._adopt(x, owner)
         self.members.offer(x, step)

@@ -18,7 +18,7 @@ from .compression import Compression
 
 
 class DiLoCo(Parameters):
-    """Every `period` steps, Nesterov with `rate` and `momentum` on the mean of what processes have moved.
+    """Every `period` steps, Nesterov (`learning_rate`, `momentum`) on the mean of what processes moved.
 
     With `fragments`, the variables are cut into so many parts, which are exchanged at different steps of a
     period. `compression` is TopK, PowerSGD or Quantized. The inner optimizer's state stays in each process.
@@ -29,13 +29,13 @@ class DiLoCo(Parameters):
         period: int = 50,
         fragments: int = 1,
         compression: Compression | None = None,
-        rate: float = 0.7,
+        learning_rate: float = 0.7,
         momentum: float = 0.9,
     ) -> None:
         if not 1 <= fragments <= period:
             raise UsageError(f"{fragments} fragments in {period} steps: give 1 to {period} of them")
         self._period, self._fragments = period, fragments
-        self._rate, self._momentum = rate, momentum
+        self._rate, self._momentum = learning_rate, momentum
         plain = compression or Compression()
         self._compressions = [plain.fresh() for _ in range(fragments)]
         self._anchor: Array | None = None
@@ -71,7 +71,7 @@ class DiLoCo(Parameters):
             following += 1
         return following
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         fragment = rules.fragment_due(step, self._period, self._fragments)
         if fragment is not None:
             self._outer_step(x, fragment, step)

@@ -44,7 +44,7 @@ class EASGD(Owned):
         self.strips.own += difference
         self.strips.publish()
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         for owner in self.strips.owners:
             found = self.strips.read(owner)
             if found is None:

@@ -99,7 +99,7 @@ class PullGossip(Gossip):
             self._marks = np.zeros(members.size, np.uint64)
         self._members.store.publish(x, int(self._marks[members.rank]))
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         partner = self.partner()
         mark = None if partner is None else self.members.pull(partner, self._other)
         assert self._marks is not None
@@ -149,7 +149,7 @@ class PushGossip(Gossip):
         for each in arrivals:
             each.release()
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         self._receive()
         assert self._arrived is not None
         if self._arrived.size:
@@ -219,7 +219,7 @@ class SGP(Gossip):
         self._sum *= factor
         self.weight *= factor
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         assert self._sum is not None and self._unbiased is not None
         # The optimizer has moved x = sum / weight.
         np.subtract(x, self._unbiased, out=self._unbiased)

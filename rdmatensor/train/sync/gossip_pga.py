@@ -62,9 +62,9 @@ class GossipPGA(PullGossip):
     ) -> Mapping[str, Array]:
         return {"turns": states[0]["turns"]}
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         if not rules.averages_globally(step, self._every):
-            return super().exchange(x, step, rate)
+            return super().exchange(x, step, learning_rate)
         mean(self._run, x, f"the models after step {step}")
         self.publish(x, step)
         return step + self.period

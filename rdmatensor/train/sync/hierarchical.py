@@ -86,8 +86,8 @@ class Hierarchical(Gradients, Parameters):
         self._between.shapes = self.shapes
         return self._pass_on(self._between.begin(self._leaders, x) if self._leads else 0)
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
-        following = self._between.exchange(x, step, rate) if self._leads else 0
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        following = self._between.exchange(x, step, learning_rate) if self._leads else 0
         self._spread(x)
         return self._pass_on(following)
 

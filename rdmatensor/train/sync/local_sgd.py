@@ -29,9 +29,9 @@ class LocalSGD(Parameters):
         self._run = members
         return self.period.steps
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         mean(self._run, x, f"the models after step {step}")
-        return step + self.period.following(rate, self._mean_loss)
+        return step + self.period.following(learning_rate, self._mean_loss)
 
     def conclude(self, x: Array, step: int) -> None:
         average(self._run, x, f"the models after step {step}, the last one")

@@ -33,7 +33,7 @@ class Period:
     def observe(self, loss: float) -> None:
         """Takes the loss of the next step or steps."""
 
-    def following(self, rate: float, mean: Mean) -> int:
+    def following(self, learning_rate: float, mean: Mean) -> int:
         """The steps until the next exchange. Called at each exchange, with the learning rate in force."""
         return self.steps
 
@@ -57,8 +57,8 @@ class QSR(Period):
         super().__init__(base)
         self._alpha, self._base = alpha, base
 
-    def following(self, rate: float, mean: Mean) -> int:
-        self.steps = rules.qsr_period(self._alpha, rate, self._base)
+    def following(self, learning_rate: float, mean: Mean) -> int:
+        self.steps = rules.qsr_period(self._alpha, learning_rate, self._base)
         return self.steps
 
 
@@ -84,7 +84,7 @@ class Quality(Period):
     def observe(self, loss: float) -> None:
         self._losses.append(loss)
 
-    def following(self, rate: float, mean: Mean) -> int:
+    def following(self, learning_rate: float, mean: Mean) -> int:
         # The first of these losses is that of the step before the exchange.
         seen, self._losses = self._losses, []
         after = seen[1 : 1 + _LOOK]

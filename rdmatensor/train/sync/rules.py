@@ -127,14 +127,18 @@ def outer_gradient(anchor: Array, model: Array) -> Array:
 
 
 def nesterov(
-    anchor: Array, velocity: Array, gradient: Array, rate: float = 0.7, momentum: float = 0.9
+    anchor: Array,
+    velocity: Array,
+    gradient: Array,
+    learning_rate: float = 0.7,
+    momentum: float = 0.9,
 ) -> tuple[Array, Array]:
     """The outer step. Returns the new common model and the new velocity.
 
-    With rate 1 and momentum 0, the new model is the mean of the workers' models: local SGD.
+    With a learning rate of 1 and momentum 0, the new model is the mean of the workers' models: local SGD.
     """
     velocity = momentum * velocity + gradient
-    return anchor - rate * (gradient + momentum * velocity), velocity
+    return anchor - learning_rate * (gradient + momentum * velocity), velocity
 
 
 def fragment_due(step: int, period: int, fragments: int) -> int | None:
@@ -258,9 +262,9 @@ def from_fp8(codes: Array, scale: float) -> Array:
 # ---- periods -----------------------------------------------------------------------------------------------
 
 
-def qsr_period(alpha: float, rate: float, base: int) -> int:
+def qsr_period(alpha: float, learning_rate: float, base: int) -> int:
     """The quadratic rule (Gu et al. 2024, arXiv 2310.14423): H = max(H0, floor((alpha / eta)^2))."""
-    return max(base, math.floor((alpha / rate) ** 2)) if rate > 0 else base
+    return max(base, math.floor((alpha / learning_rate) ** 2)) if learning_rate > 0 else base
 
 
 def quality_period(period: int, cost: float, bound: float, longest: int) -> int:

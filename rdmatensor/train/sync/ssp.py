@@ -54,7 +54,7 @@ class SSP(Owned):
         strips.heard[rank] = number
         strips.publish()
 
-    def exchange(self, x: Array, step: int, rate: float) -> int:
+    def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         strips, store = self.strips, self.strips.members.store
         self._clock += 1
         end = time.monotonic() + self._timeout

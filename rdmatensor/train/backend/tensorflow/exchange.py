@@ -102,14 +102,17 @@ class Exchange(Kept):
         tf.cond(self._next < 0, begin, lambda: tf.identity(self._next))
 
     @no_autograph
-    def after(self, variables: Sequence[Any], step: Any, rate: Any) -> None:
+    def after(self, variables: Sequence[Any], step: Any, learning_rate: Any) -> None:
         """Exchanges, if it is due. Call it after the update."""
-        step, rate = tf.cast(step, tf.int64), tf.cast(rate, tf.float64)
+        step, learning_rate = tf.cast(step, tf.int64), tf.cast(learning_rate, tf.float64)
 
         def exchange() -> Any:
             joined = _joined(variables)
             changed, following = tf.numpy_function(
-                self._exchange, [joined, step, rate], [joined.dtype, tf.int64], name="exchange"
+                self._exchange,
+                [joined, step, learning_rate],
+                [joined.dtype, tf.int64],
+                name="exchange",
             )
             sizes = [int(np.prod(each.shape)) for each in variables]
             parts = tf.split(tf.ensure_shape(changed, [sum(sizes)]), sizes)
@@ -181,11 +184,11 @@ class Exchange(Kept):
             variable.assign(x[start:end].reshape(variable.shape))
             start = end
 
-    def _exchange(self, x: Array, step: int, rate: float) -> Any:
+    def _exchange(self, x: Array, step: int, learning_rate: float) -> Any:
         self._run.check()
         assert self._x is not None
         np.copyto(self._x, x)
-        following = self.sync.exchange(self._x, int(step), float(rate))
+        following = self.sync.exchange(self._x, int(step), float(learning_rate))
         if following <= step:
             raise UsageError(f"{type(self.sync).__name__} wants step {following} after {step}")
         return self._x, np.int64(following)
