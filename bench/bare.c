@@ -18,8 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SERVER_US 20.0 /* the default of SPIN_US */
-#define CLIENT_US 50.0 /* of WAIT_SPIN_US */
+#define SERVER_US 20.0 /* two fifths of SPIN_US */
+#define CLIENT_US 50.0 /* the default of SPIN_US */
 #define MOST 65536
 
 static double now_us(void) {

@@ -135,7 +135,7 @@ class Tcp:
             ("connections made", "crowd", PER_SECOND, 2 if self._quick else 5),
             ("resident memory of a connection", "crowd_memory", "KiB", 1),
         ]
-        environment = {**self._server, "RDMATENSOR_CONNECTIONS_PER_HOST": "1024"}
+        environment = {**self._server, "RDMATENSOR_CONNECTIONS": "2048"}
         with started([*self._network.prefix, self._micro, "serve", 8], environment) as server:
             address = first_line(server)
             for name, test, unit, times in cases:

@@ -14,14 +14,13 @@ from .errors import _text, check
 
 
 class Setting(NamedTuple):
-    """One setting: its value in force, what it accepts, and whether users can leave it alone."""
+    """One setting: its value in force, and what it accepts."""
 
     name: str
     value: str
     default: str
     range: str
     doc: str
-    internal: bool
 
 
 def get(name: str) -> str:
@@ -54,7 +53,7 @@ def table() -> list[Setting]:
         check(lib.rdt_config_describe(index, entry))
         name = _text(entry.name)
         default, accepted, doc = map(_text, (entry.default_value, entry.range, entry.doc))
-        settings.append(Setting(name, get(name), default, accepted, doc, bool(entry.internal)))
+        settings.append(Setting(name, get(name), default, accepted, doc))
     return settings
 
 
@@ -67,14 +66,7 @@ To change a setting, set the environment variable `RDMATENSOR_<NAME>`, or call
 `rdmatensor.config.set("<NAME>", value)` in Python. Sizes may end in K, M, G or T (powers of 1024). A value
 outside its range is an error when the first device opens. A variable that is not a setting is reported with
 the nearest name.
-"""
-_INTERNAL = """
-## Internal settings
 
-Measurements chose these defaults, and a wrong value costs more than a right one gains. Change one only if an
-error message asks for it, or if measurements on your cluster do.
-"""
-_HEADER = """
 | name | default | accepted | meaning |
 |---|---|---|---|
 """
@@ -82,11 +74,7 @@ _HEADER = """
 
 def page() -> str:
     """Returns docs/configuration.md: the table as Markdown."""
-    settings = table()
-    return "".join(
-        text + _HEADER + "".join(_row(each) for each in settings if each.internal == internal)
-        for text, internal in ((_PAGE, False), (_INTERNAL, True))
-    )
+    return _PAGE + "".join(map(_row, table()))
 
 
 def _row(setting: Setting) -> str:

@@ -3,7 +3,7 @@
 
     import rdmatensor.metrics
 
-    rdmatensor.metrics.serve()         # does nothing unless RDMATENSOR_METRICS_PORT is set
+    rdmatensor.metrics.serve()         # does nothing unless RDMATENSOR_METRICS is set
 
 A program with an endpoint of its own adds these metrics to it:
 
@@ -67,7 +67,7 @@ class Endpoint:
         self._server.server_close()
 
 
-# The endpoint at METRICS_PORT.
+# The endpoint at METRICS.
 _endpoint: Endpoint | None = None
 _lock = threading.Lock()
 
@@ -87,22 +87,27 @@ def collector() -> Collector:
 def serve(port: int | None = None, address: str | None = None) -> Endpoint | None:
     """Serve the metrics at http://`address`:`port`/metrics.
 
-    The default port is the setting METRICS_PORT. If that is 0, the call does nothing and returns None, so
-    every program may call it, and more than once. Port 0 chooses a free port. The default address is the
-    setting METRICS_ADDRESS, by default 127.0.0.1, which only this machine can reach. There is no password:
-    everyone who can reach the port can read the metrics.
+    The setting METRICS, [ADDRESS:]PORT, has the defaults. If it is empty and no port is given, the call does
+    nothing and returns None, so every program may call it, and more than once. Port 0 chooses a free port.
+    Without an address only this machine can reach it. There is no password: everyone who can reach the port
+    can read the metrics.
 
     Raises Unsupported without prometheus-client, DeviceError if it cannot listen, and UsageError for an
     invalid port.
     """
     global _endpoint
     configured = port is None
+    default_address, _, default_port = config.get("METRICS").rpartition(":")
     if port is None:
-        port = config.get_int("METRICS_PORT")
-        if port == 0:
+        if not default_port:
             return None
+        if not default_port.isdecimal():
+            raise UsageError(
+                f"metrics: RDMATENSOR_METRICS has no TCP port: {default_port!r}", "INVALID"
+            )
+        port = int(default_port)
     if address is None:
-        address = config.get("METRICS_ADDRESS")
+        address = default_address.strip("[]") or "127.0.0.1"
     with _lock:
         if configured and _endpoint is not None:
             return _endpoint
@@ -126,7 +131,7 @@ def _listen(port: int, address: str) -> Endpoint:
     except OSError as error:
         raise DeviceError(
             f"metrics: cannot listen on {address} port {port}: {error.strerror or error}: choose another "
-            "port (RDMATENSOR_METRICS_PORT) or address (RDMATENSOR_METRICS_ADDRESS)",
+            "port or address (RDMATENSOR_METRICS)",
             "SYSTEM",
         ) from error
     endpoint = Endpoint(server)

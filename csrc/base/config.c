@@ -20,17 +20,15 @@ typedef struct {
   const char *name, *default_text, *choices, *doc;
   row_kind kind;
   uint64_t default_number, minimum, maximum;
-  bool internal;
 } config_row;
 
 static const config_row rows[RDT_CONFIG_COUNT] = {
 #define NUMBER_ROW(name, value, low, high, doc) \
-  {#name, NULL, NULL, doc, NUMBER, (value), (low), (high), false},
-#define INTERNAL_ROW(name, value, low, high, doc) \
-  {#name, NULL, NULL, doc, NUMBER, (value), (low), (high), true},
-#define CHOICE_ROW(name, value, choices, doc) {#name, value, choices, doc, CHOICE, 0, 0, 0, false},
-#define TEXT_ROW(name, value, doc) {#name, value, NULL, doc, TEXT, 0, 0, 0, false},
-    RDT_CONFIG_TABLE(NUMBER_ROW, INTERNAL_ROW, CHOICE_ROW, TEXT_ROW)};
+  {#name, NULL, NULL, doc, NUMBER, (value), (low), (high)},
+#define CHOICE_ROW(name, value, choices, doc) {#name, value, choices, doc, CHOICE, 0, 0, 0},
+#define TEXT_ROW(name, value, doc) {#name, value, NULL, doc, TEXT, 0, 0, 0},
+#define CONSTANT_ROW(name, value, low, high) NUMBER_ROW(name, value, low, high, NULL)
+    RDT_CONFIG_TABLE(NUMBER_ROW, CHOICE_ROW, TEXT_ROW) RDT_CONFIG_CONSTANTS(CONSTANT_ROW)};
 
 static struct {
   char text[RDT_CONFIG_TEXT_SIZE];
@@ -118,7 +116,7 @@ static size_t distance(const char *a, const char *b) {
 
 static const char *nearest_name(const char *name) {
   size_t best = 0;
-  for (size_t i = 1; i < RDT_CONFIG_COUNT; i++)
+  for (size_t i = 1; i < RDT_CONFIG_SETTINGS; i++)
     if (distance(name, rows[i].name) < distance(name, rows[best].name)) best = i;
   return rows[best].name;
 }
@@ -148,7 +146,8 @@ void rdt_config_unknown_variables(void (*found)(const char *name, const char *ne
     if (strncmp(*variable, RDT_ENV_PREFIX, strlen(RDT_ENV_PREFIX)) != 0) continue;
     const char *start = *variable + strlen(RDT_ENV_PREFIX);
     snprintf(name, sizeof(name), "%.*s", (int)smaller(strcspn(start, "="), 63), start);
-    if (find_row(name) < 0 && !is_others(name)) found(name, nearest_name(name));
+    int id = find_row(name);
+    if ((id < 0 || id >= RDT_CONFIG_SETTINGS) && !is_others(name)) found(name, nearest_name(name));
   }
 }
 
@@ -163,7 +162,8 @@ static void load(void) {
                (unsigned long long)row->maximum);
     }
     assign((rdt_config_id)i, row->kind == NUMBER ? default_texts[i] : row->default_text);
-    snprintf(variable, sizeof(variable), "%s%s", RDT_ENV_PREFIX, row->name);
+    snprintf(variable, sizeof(variable), "%s%s%s", RDT_ENV_PREFIX, row->doc ? "" : "TEST_",
+             row->name);
     const char *text = getenv(variable);
     /* Empty is unset, as scripts mean it. */
     if (text && *text && assign((rdt_config_id)i, text) != RDT_OK && !environment_error[0])
@@ -199,16 +199,15 @@ void rdt_log_line(rdt_log_level level, const char *line) {
   rdt_log_write(level, line);
 }
 
-size_t rdt_config_count(void) { return RDT_CONFIG_COUNT; }
+size_t rdt_config_count(void) { return RDT_CONFIG_SETTINGS; }
 
 rdt_status rdt_config_describe(size_t index, rdt_config_entry *entry) {
-  if (index >= RDT_CONFIG_COUNT || !entry)
-    return rdt_fail(RDT_ERR_INVALID, "the table of settings has %d rows", RDT_CONFIG_COUNT);
+  if (index >= RDT_CONFIG_SETTINGS || !entry)
+    return rdt_fail(RDT_ERR_INVALID, "the table of settings has %d rows", RDT_CONFIG_SETTINGS);
   load_once();
   const config_row *row = &rows[index];
   entry->name = row->name;
   entry->doc = row->doc;
-  entry->internal = row->internal;
   entry->default_value = row->kind == NUMBER ? default_texts[index] : row->default_text;
   entry->range = row->kind == NUMBER ? ranges[index] : row->kind == CHOICE ? row->choices : "text";
   return RDT_OK;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The progress thread of a device: takes notifications, sends what waited, serves control messages,
- * and carries channels through their end. It polls while there is work and for SPIN_US after; then it
+ * and carries channels through their end. It polls while there is work and for two fifths of SPIN_US after; then it
  * asks every peer for a wake-up and sleeps, so that an idle process uses no core.
  */
 #include "core/progress.h"
@@ -328,7 +328,8 @@ static void end_all(rdt_device *device) {
 
 static void *run_progress(void *argument) {
   rdt_device *device = argument;
-  int64_t spin_us = (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US), last_work = 0, looked = 0;
+  int64_t spin_us = (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US) * 2 / 5;
+  int64_t last_work = 0, looked = 0;
   rdt_begin_progress_thread();
   for (unsigned round = 0; !atomic_load(&device->stop); round++) {
     if (round % EVENTS_EVERY == 0 || last_work - looked >= EVENTS_US) {

@@ -20,7 +20,7 @@ def settings() -> Options:
     """The options that a server of this process would use."""
     return Options(
         slots=config.get_int("PLAN_SLOTS"),
-        loop_slots=config.get_int("PLAN_LOOP_SLOTS"),
+        loop_slots=2 * config.get_int("PLAN_SLOTS"),
         batch=config.get_int("BATCH_SIZE"),
         fuse_bytes=config.get_int("FUSE_BYTES"),
     )

@@ -255,6 +255,6 @@ def _places_in_loops(plan: TransferPlan) -> Iterator[Advice]:
         needed = sum(edge.bytes * (slots - edge.slots) for edge in late)
         text = (
             f"{size(before)} of {count(len(late), 'tensor')} in loops may find no place: set "
-            f"RDMATENSOR_PLAN_LOOP_SLOTS={slots}, which takes {size(needed)} more"
+            f"RDMATENSOR_PLAN_SLOTS={(slots + 1) // 2}, which takes {size(needed)} more in loops"
         )
         yield _advice("slots", text, late)

@@ -73,7 +73,7 @@ class PlanUse(TypedDict):
     over_budget: int
     """Edges without a place because of RDMATENSOR_PLAN_LIMIT."""
     promoted: int
-    """Edges that got a place because of the sizes seen (RDMATENSOR_PROMOTE_AFTER)."""
+    """Edges that got a place because of the sizes seen."""
     demoted: int
     """Promoted edges that lost their place again."""
 
@@ -152,7 +152,7 @@ class Peer(TypedDict):
     """The bytes that went by RPC."""
     retry_in_ms: int | None
     """For "rpc" and "receive": the first tensor after this time starts another attempt to leave RPC, in the
-    background (RDMATENSOR_FAILBACK_MS). None: there is no attempt until the task restarts."""
+    background. None: there is no attempt until the task restarts."""
     failbacks: int
     """For "receive": how many of these attempts succeeded."""
     moves: int

@@ -87,7 +87,7 @@ class RemoteDevice:
         This connection alone reaches the memory. The peer frees it once the region is closed or dropped, and
         no array of map() and no transfer uses it, at the latest when the connection ends. `access` is what
         may be done with it. Raises DeviceError (status LIMIT) if it exceeds the peer's settings
-        REMOTE_ALLOC_LIMIT or REMOTE_REGIONS.
+        REMOTE_ALLOC_LIMIT, or 1024 regions.
         """
         _, _, nbytes = buffers.extent(shape, dtype)
         out = ffi.new("rdt_remote_region **")

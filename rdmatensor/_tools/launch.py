@@ -188,7 +188,7 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
         config = tf_config.text_for(cluster, task, request.protocol)
         variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
         if request.metrics_port:
-            variables["RDMATENSOR_METRICS_PORT"] = str(request.metrics_port + number)
+            variables["RDMATENSOR_METRICS"] = str(request.metrics_port + number)
         arguments = served if request.metrics_port else program
         if request.hosts:
             host = request.hosts[number]

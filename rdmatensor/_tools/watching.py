@@ -18,8 +18,8 @@ _CONNECT_S = 2.0
 _ANSWER_S = 4.0
 _LONGEST = 16 << 20
 _HINT = (
-    "does the task call rdmatensor.metrics.serve(), with RDMATENSOR_METRICS_PORT set? Other machines "
-    "can reach it only if RDMATENSOR_METRICS_ADDRESS is set"
+    "does the task call rdmatensor.metrics.serve(), with RDMATENSOR_METRICS set? Other machines "
+    "can reach it only if that has an address, as 0.0.0.0:9100 has"
 )
 
 

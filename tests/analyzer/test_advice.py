@@ -177,7 +177,7 @@ def test_variables_in_loops_are_told() -> None:
     found = {a.kind: a for a in advise(plan_of(edge("a", PS0, W0, K, **fields)))}
     assert found["loop"].bytes == 8 * K
     assert "read them before the loop (100 KB instead of 800 KB)" in found["loop"].text
-    assert "RDMATENSOR_PLAN_LOOP_SLOTS=8" in found["slots"].text
+    assert "RDMATENSOR_PLAN_SLOTS=4," in found["slots"].text
     paced = plan_of(edge("a", PS0, W0, K, paced=True, **fields))
     assert "slots" not in [advice.kind for advice in advise(paced)]
     other = {**fields, "variable": ""}

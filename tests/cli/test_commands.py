@@ -193,7 +193,7 @@ def test_doctor_reads_a_good_secret(tmp_path: Path) -> None:
 
 def test_doctor_tells_which_ports_to_open() -> None:
     (port,) = free_ports(1)
-    report = Report(RDMATENSOR_TRANSPORTS="shm", RDMATENSOR_METRICS_PORT="9100")
+    report = Report(RDMATENSOR_TRANSPORTS="shm", RDMATENSOR_METRICS="9100")
     text = report.about("ports")["text"]
     assert re.search(r"TCP \d+-\d+ between the hosts, or set RDMATENSOR_BIND_PORT", text), text
     assert "TCP 9100 for metrics" in text and "UDP" not in text

@@ -89,7 +89,7 @@ def test_congestion_control(
     ],
 )
 def test_locked_memory(verbs: bool, left: int | None, state: str) -> None:
-    sizes = {"RING_BYTES": 4 * MB, "ARENA_LIMIT": 100 * MB}
+    sizes = {"ARENA_LIMIT": 100 * MB}
     report = {
         "registrable": left,
         "settings": [{"name": name, "number": number} for name, number in sizes.items()],

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,14 @@ def test_without_a_port_nothing_is_served_or_needed() -> None:
     assert "pip install 'rdmatensor[metrics]'" in missing
 
 
+def test_a_setting_without_a_port_is_told(setting: Callable[[str, str | int], None]) -> None:
+    setting("METRICS", "0.0.0.0")
+    with pytest.raises(rdmatensor.UsageError, match="no TCP port"):
+        rdmatensor.metrics.serve()
+
+
 def test_a_port_that_is_taken_is_told(endpoint: rdmatensor.metrics.Endpoint) -> None:
-    with pytest.raises(
-        rdmatensor.DeviceError, match=rf"port {endpoint.port}.*in use.*METRICS_PORT"
-    ):
+    with pytest.raises(rdmatensor.DeviceError, match=rf"port {endpoint.port}.*in use.*METRICS"):
         rdmatensor.metrics.serve(endpoint.port)
     with pytest.raises(rdmatensor.UsageError, match="70000"):
         rdmatensor.metrics.serve(70000)
@@ -126,7 +130,7 @@ import os, sys
 import beside
 from rdmatensor import metrics
 from rdmatensor._tools import watching
-port = int(os.environ["RDMATENSOR_METRICS_PORT"])
+port = int(os.environ["RDMATENSOR_METRICS"].rpartition(":")[2])
 assert metrics.serve().port == port  # the one that is there
 seen = watching.read(f"127.0.0.1:{port}")
 print(__name__, sys.argv[1:], beside.__name__, seen.value("info"))
@@ -142,13 +146,12 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_a_program_is_served_unchanged(program: Path) -> None:
-    variables = {"RDMATENSOR_METRICS_PORT": str(free_ports(1)[0]), "RDMATENSOR_LOG_FORMAT": "json"}
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    variables = {"RDMATENSOR_METRICS": address, "RDMATENSOR_LOG_FORMAT": "json"}
     done = python("-m", "rdmatensor.metrics", program, "a", "-b", **variables)
     assert done.stdout == "__main__ ['a', '-b'] beside 1.0\n", done.stderr
     line = json.loads(done.stderr.splitlines()[0])
-    assert (
-        line["component"] == "metrics" and variables["RDMATENSOR_METRICS_PORT"] in line["message"]
-    )
+    assert line["component"] == "metrics" and address in line["message"]
 
 
 def test_launch_serves_each_task(program: Path) -> None:
@@ -209,7 +212,7 @@ def test_who_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
 def test_top_wants_addresses() -> None:
     done = top("--once")
-    assert done.returncode == 2 and "RDMATENSOR_METRICS_PORT" in done.stderr
+    assert done.returncode == 2 and "RDMATENSOR_METRICS" in done.stderr
     done = top("--once", "worker")
     assert done.returncode == 2 and "'worker' is not HOST:PORT" in done.stderr
 

@@ -31,12 +31,12 @@ from conformance.sources import Preparation, Sources, SuiteFile, Unusable, parse
 
 HERE = Path(__file__).resolve().parent
 # Inline tensors and planned ones would take other paths than the forced one.
-UNPLANNED = {"INLINE_BYTES": "0", "PLAN": "off"}
+UNPLANNED = {"TEST_INLINE_BYTES": "0", "PLAN": "off"}
 VARIANTS = {
     "default": ({}, ""),
     "dynamic": (UNPLANNED, "dynamic"),
-    "read": (UNPLANNED | {"ALIAS_BYTES": "1T"}, "dynamic"),
-    "bounce": (UNPLANNED | {"ABLATION": "1"}, "bounce"),
+    "read": (UNPLANNED | {"TEST_ALIAS_BYTES": "1T"}, "dynamic"),
+    "bounce": (UNPLANNED | {"TEST_ABLATION": "1"}, "bounce"),
     "checked": ({"CHECKSUM": "crc32c"}, ""),
     "tcp": ({"TRANSPORTS": "tcp", "POLICY": "rdma"}, ""),
     "verbs": ({"TRANSPORTS": "verbs", "POLICY": "rdma"}, ""),

@@ -81,7 +81,6 @@ class Training:
             "RDMATENSOR_FAULTS": CALM + self._always,
             "RDMATENSOR_CHECKSUM": "crc32c",
             "RDMATENSOR_DEADLINE_MS": str(DEADLINE_MS),
-            "RDMATENSOR_CONNECT_TIMEOUT_MS": str(DEADLINE_MS),
         }
         self.tasks = [self._start(job, index) for job, index in TASKS]
         for task in self.tasks:

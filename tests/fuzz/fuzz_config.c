@@ -77,15 +77,15 @@ static uint8_t row_called(const char *name) {
 
 /* Every row with its default, and values that have a form. */
 size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
-  static const char *const values[][2] = {{"RING_BYTES", "64K"},
+  static const char *const values[][2] = {{"PLAN_SLOTS", "64K"},
                                           {"ARENA_LIMIT", "3GiB"},
                                           {"PLAN_LIMIT", "1T"},
-                                          {"ALIAS_BYTES", "18446744073709551615"},
+                                          {"REMOTE_ALLOC_TOTAL", "18446744073709551615"},
                                           {"GID_INDEX", "mlx5_1:3,rxe0:1"},
                                           {"DEVICE", "mlx5_1:1"},
                                           {"TRANSPORTS", "shm,verbs"},
                                           {"FAULTS", "seed=7,post=0.01,delay=0.1:5ms,break=#40"},
-                                          {"no such row", "RING_BYTES"}};
+                                          {"no such row", "PLAN_SLOTS"}};
   fuzz_output out = {seed, 0, capacity};
   rdt_config_entry entry;
   size_t rows = rdt_config_count(), value = number - rows;

@@ -249,7 +249,7 @@ int main(int count, char **words) {
     setrlimit(RLIMIT_NOFILE, &files);
   }
   /* Small enough that all of it is in use soon: what still grows then is a leak. */
-  if (!getenv("RDMATENSOR_RING_BYTES")) rdt_config_set("RING_BYTES", "64K");
+  if (!getenv("RDMATENSOR_TEST_RING_BYTES")) rdt_config_set("RING_BYTES", "64K");
   bool well = start_processes(&h) && open_hub(&h);
   atomic_store(&h.board->failed, !well);
   atomic_store(&h.board->ready, well);

@@ -26,7 +26,7 @@ from support.clusters import Cluster
 
 __all__ = ["steps"]
 
-READ = {"RDMATENSOR_ALIAS_BYTES": "1T"}
+READ = {"RDMATENSOR_TEST_ALIAS_BYTES": "1T"}
 UNPLANNED = {"RDMATENSOR_PLAN": "off"}
 
 

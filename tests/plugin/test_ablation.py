@@ -59,8 +59,8 @@ def _run(cluster: Cluster, planned: bool = False) -> tuple[dict[str, Any], dict[
     return cluster.stats(0), cluster.stats(1)
 
 
-COPY = {"RDMATENSOR_ABLATION": "1"}
-RPC = {"RDMATENSOR_ABLATION": "2"}
+COPY = {"RDMATENSOR_TEST_ABLATION": "1"}
+RPC = {"RDMATENSOR_TEST_ABLATION": "2"}
 
 
 @pytest.mark.parametrize("ablated", [(RPC, RPC)], indirect=True, ids=["both"])

@@ -96,7 +96,7 @@ def test_a_name_server_that_does_not_answer_does_not_hang_a_server(faults_librar
         env=os.environ
         | {
             "FAULTS_LOST_NAME": LOST,
-            "RDMATENSOR_CONNECT_TIMEOUT_MS": "200",
+            "RDMATENSOR_DEADLINE_MS": "200",
         },
         capture_output=True,
         text=True,

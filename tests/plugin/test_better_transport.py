@@ -29,7 +29,7 @@ pytestmark = needs_shm
 FAILS_AGAIN = "better transport fails again"
 # The transport is wrapped from the start, so that faults can be set later.
 WORSE, BETTER = "transport=shm,connect=1", "transport=shm,connect=#1000000"
-SETTINGS = {"RDMATENSOR_FAULTS": WORSE, "RDMATENSOR_FAILBACK_MS": "20"}
+SETTINGS = {"RDMATENSOR_FAULTS": WORSE, "RDMATENSOR_TEST_FAILBACK_MS": "20"}
 
 
 def _inject(cluster: Cluster, faults: str) -> None:

@@ -24,7 +24,7 @@ SENDER = "/job:worker/replica:0/task:1/device:CPU:0"
 RECEIVER = "/job:worker/replica:0/task:0/device:CPU:0"
 # Faults can be set at any time, if the transports were wrapped for them.
 WRAPPED = "corrupt_write=#1000000000"
-ON = {"RDMATENSOR_CHECKSUM": "crc32c", "RDMATENSOR_PROMOTE_AFTER": "0"}
+ON = {"RDMATENSOR_CHECKSUM": "crc32c", "RDMATENSOR_TEST_PROMOTE_AFTER": "0"}
 
 
 class Three(NamedTuple):

@@ -26,7 +26,7 @@ WAYS = {
     "grpc": ("grpc", {}),
     "tensors_only": ("grpc+rdma", {"RDMATENSOR_CONTROL": "grpc"}),
     "channel": ("grpc+rdma", {}),
-    "reading_channel": ("grpc+rdma", {"RDMATENSOR_ALIAS_BYTES": "1T"}),
+    "reading_channel": ("grpc+rdma", {"RDMATENSOR_TEST_ALIAS_BYTES": "1T"}),
 }
 
 

@@ -37,8 +37,8 @@ class Way:
         self.file = folder / "cut"
         self.environment = {
             "FAULTS_CUT": str(self.file),
-            "RDMATENSOR_FAILBACK_MS": str(FAILBACK_MS),
-            "RDMATENSOR_CONNECT_TIMEOUT_MS": "5000",
+            "RDMATENSOR_TEST_FAILBACK_MS": str(FAILBACK_MS),
+            "RDMATENSOR_DEADLINE_MS": "5000",
         }
 
     def cut(self) -> None:
@@ -369,8 +369,7 @@ def test_stopped_for_longer_than_the_deadline(tmp_path: Path) -> None:
     """Whether the peer counts as lost or not: when it goes on, so do the steps and their places."""
     settings = {
         "RDMATENSOR_DEADLINE_MS": "1000",
-        "RDMATENSOR_CONNECT_TIMEOUT_MS": "500",
-        "RDMATENSOR_FAILBACK_MS": "100",
+        "RDMATENSOR_TEST_FAILBACK_MS": "100",
     }
     cluster = Cluster.pair(tmp_path, settings)
     try:

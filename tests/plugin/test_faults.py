@@ -159,7 +159,7 @@ def test_unregistered_memory_and_a_read_that_fails(faults: dict[str, str], tmp_p
             | {
                 "FAULTS_NO_MAP": "1",
                 "FAULTS_FAIL_READ": str(last_read),
-                "RDMATENSOR_FAILBACK_MS": "0",
+                "RDMATENSOR_TEST_FAILBACK_MS": "0",
             },
             1: faults | {"FAULTS_REGISTER_LIMIT": str(64 * MIB)},
         },

@@ -75,7 +75,7 @@ def test_failed_step_leaves_nothing_behind(
 ) -> None:
     settings = {
         "RDMATENSOR_FAULTS": "unmapped=1" if "unmapped" in what else WRAPPED,
-        "RDMATENSOR_FAILBACK_MS": "0",
+        "RDMATENSOR_TEST_FAILBACK_MS": "0",
         "RDMATENSOR_PLAN": plan,
     }
     cluster = Cluster.pair(tmp_path, settings)

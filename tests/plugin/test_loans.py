@@ -39,7 +39,7 @@ def _lent_during(cluster: Cluster, index: int, baseline: int) -> None:
 @pytest.fixture(params=["off", "on"], ids=["dynamic", "planned"])
 def lending_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """The receiver uses tensors in the sender's memory, whatever the environment says."""
-    settings = {"RDMATENSOR_ALIAS_BYTES": "0", "RDMATENSOR_PLAN": request.param}
+    settings = {"RDMATENSOR_TEST_ALIAS_BYTES": "0", "RDMATENSOR_PLAN": request.param}
     cluster = Cluster.pair(tmp_path, settings)
     yield cluster
     cluster.close()

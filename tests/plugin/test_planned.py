@@ -23,10 +23,10 @@ from support.waits import until
 GROUPED, COPIED, LENT = 100, 3_000, 1 << 18
 SIZES = [GROUPED] * 12 + [COPIED] * 4 + [LENT] * 2
 SETTINGS = {
-    "lent": {"RDMATENSOR_PLAN_COPY_BYTES": "16K"},
-    "copied": {"RDMATENSOR_PLAN_COPY_BYTES": "1T"},
-    "not_fused": {"RDMATENSOR_PLAN_COPY_BYTES": "16K", "RDMATENSOR_FUSE_BYTES": "0"},
-    "read": {"RDMATENSOR_PLAN_COPY_BYTES": "16K", "RDMATENSOR_ALIAS_BYTES": "1T"},
+    "lent": {"RDMATENSOR_TEST_PLAN_COPY_BYTES": "16K"},
+    "copied": {"RDMATENSOR_TEST_PLAN_COPY_BYTES": "1T"},
+    "not_fused": {"RDMATENSOR_TEST_PLAN_COPY_BYTES": "16K", "RDMATENSOR_TEST_FUSE_BYTES": "0"},
+    "read": {"RDMATENSOR_TEST_PLAN_COPY_BYTES": "16K", "RDMATENSOR_TEST_ALIAS_BYTES": "1T"},
 }
 
 
@@ -82,8 +82,10 @@ def test_200_steps(configured: Cluster) -> None:
         assert events(configured, "busy") == 0
         fused = steps * SIZES.count(GROUPED)
         settings = configured.environment(0)
-        assert events(configured, "fused") == (0 if "RDMATENSOR_FUSE_BYTES" in settings else fused)
-        copies_all = settings["RDMATENSOR_PLAN_COPY_BYTES"] == "1T"
+        assert events(configured, "fused") == (
+            0 if "RDMATENSOR_TEST_FUSE_BYTES" in settings else fused
+        )
+        copies_all = settings["RDMATENSOR_TEST_PLAN_COPY_BYTES"] == "1T"
         # Over tcp, tensors are written into their places, however large they are.
         lent = 0 if copies_all or TRANSPORT != "shm" else steps * SIZES.count(LENT)
         fetched = configured.stats(0)["fetched"]

@@ -210,7 +210,7 @@ def test_places_that_are_withdrawn_while_a_credit_is_written(
         with tf.device(TASK1):
             return size, cross(-total)
 
-    settings = {"RDMATENSOR_TRANSPORTS": "tcp", "RDMATENSOR_PROMOTE_AFTER": "1"}
+    settings = {"RDMATENSOR_TRANSPORTS": "tcp", "RDMATENSOR_TEST_PROMOTE_AFTER": "1"}
     faults = {"LD_PRELOAD": str(faults_library), "FAULTS_HOLD_CREDIT": str(hold)}
     cluster = Cluster(["grpc+rdma"] * 2, tmp_path, {0: settings | faults, 1: settings})
 
@@ -263,9 +263,9 @@ def test_sender_that_breaks_the_protocol(tmp_path: Path, faults_library: Path, w
     """The step ends with an error. The next one connects anew, and goes by the plan again."""
     at, value = SPOILT[what]
     number = 5 * len(SIZES)
-    bad = {"FAULTS_BAD_PLANNED": f"{number}:{at}:{value}", "RDMATENSOR_FUSE_BYTES": "0"}
+    bad = {"FAULTS_BAD_PLANNED": f"{number}:{at}:{value}", "RDMATENSOR_TEST_FUSE_BYTES": "0"}
     # A tensor that is lent has no slot.
-    bad["RDMATENSOR_PLAN_COPY_BYTES"] = "1T"
+    bad["RDMATENSOR_TEST_PLAN_COPY_BYTES"] = "1T"
     with (
         _faulty_sender(tmp_path, faults_library, **bad) as cluster,
         session(cluster, _from_task_1) as opened,

@@ -103,7 +103,7 @@ def test_promotion_and_demotion(cluster: Cluster) -> None:
 
 
 def test_never_promoted(tmp_path: Path) -> None:
-    settings = {"RDMATENSOR_PROMOTE_AFTER": "0"}
+    settings = {"RDMATENSOR_TEST_PROMOTE_AFTER": "0"}
     with started(tmp_path, settings, settings) as cluster, session(cluster, _fed) as opened:
         for _ in range(10):
             _expect_doubled(opened.run, opened.built, 30)
@@ -123,7 +123,7 @@ def test_limit_that_is_too_small(tmp_path: Path) -> None:
     """Room for some tensors only: they stay in the plan, the others take the dynamic path, and both
     arrive."""
     limit = 300 * KIB
-    settings = {"RDMATENSOR_PLAN_LIMIT": str(limit), "RDMATENSOR_FUSE_BYTES": "0"}
+    settings = {"RDMATENSOR_PLAN_LIMIT": str(limit), "RDMATENSOR_TEST_FUSE_BYTES": "0"}
     with started(tmp_path, settings, {}) as cluster, session(cluster, _many_sizes) as opened:
 
         def step() -> None:

@@ -48,7 +48,7 @@ def results(lab: Lab, request: pytest.FixtureRequest) -> Any:
         "RDMATENSOR_TRANSPORTS": "verbs,tcp",
         # Nothing fails until the task says so, but verbs are wrapped from the start.
         "RDMATENSOR_FAULTS": "transport=verbs,connect=#1000000",
-        "RDMATENSOR_FAILBACK_MS": "200",
+        "RDMATENSOR_TEST_FAILBACK_MS": "200",
         "RDMATENSOR_POLICY": "rdma",
         "RDMATENSOR_DEADLINE_MS": "30000",
         "RDMATENSOR_CHECKSUM": "crc32c",

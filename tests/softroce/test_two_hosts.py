@@ -78,7 +78,7 @@ def test_largest(hosts: Hosts) -> None:
 @pytest.mark.parametrize("queue_pairs", [1, 4])
 def test_thousand_tensors_in_flight(hosts: Hosts, queue_pairs: int) -> None:
     """Small ones, and notifications, in order; long ones over all queue pairs."""
-    pair = hosts.pair(region=8 << 20, QUEUE_PAIRS=queue_pairs, STRIPE_BYTES=1 << 16)
+    pair = hosts.pair(region=8 << 20, QUEUE_PAIRS=queue_pairs, TEST_STRIPE_BYTES=1 << 16)
     assert pair.ours.get("queue_pairs(os.getpid())") == queue_pairs
     pair.theirs.start("bad = check_flood(device, region.array, 1000)")
     pair.ours.run("transfers = flood(remote, region, 1000)")

@@ -77,7 +77,7 @@ def test_killed_process_is_lost_at_once_and_its_neighbour_is_not(hosts: Hosts) -
 
 def test_stopped_process(hosts: Hosts) -> None:
     """Its memory can be reached: its device answers. Only what needs the process waits, not for ever."""
-    pair = hosts.pair(RING_BYTES=65536, **IMPATIENT)
+    pair = hosts.pair(TEST_RING_BYTES=65536, **IMPATIENT)
     pair.theirs.stop()
     try:
         pair.ours.run("region.write(b'12345678').wait(20)")

@@ -185,7 +185,7 @@ class Cluster:
     @property
     def reads(self) -> bool:
         """Whether lent tensors are read into the receiver's memory."""
-        return "RDMATENSOR_ALIAS_BYTES" in self.environment(0)
+        return "RDMATENSOR_TEST_ALIAS_BYTES" in self.environment(0)
 
     def log(self, index: int) -> str:
         """What a task wrote to standard error."""

@@ -44,7 +44,6 @@ MARGIN = {"shm": 1.10, "verbs": 1.10, "tcp": 1.20, "calls": 1.10}
 SETTINGS = {
     "RDMATENSOR_LOG_LEVEL": "error",
     "RDMATENSOR_SPIN_US": "0",
-    "RDMATENSOR_CONNECT_TIMEOUT_MS": "60000",
     "RDMATENSOR_DEADLINE_MS": "60000",
 }
 PATIENCE_S = 100.0

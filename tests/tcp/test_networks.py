@@ -54,7 +54,6 @@ def far(
         "TRANSPORTS": "tcp",
         "SECRET_FILE": str(secret),
         "DEADLINE_MS": str(DEADLINE_MS),
-        "CONNECT_TIMEOUT_MS": "30000",
     }
     for name, value in settings.items():
         setting(name, value)

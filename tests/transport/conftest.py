@@ -38,12 +38,12 @@ def nursery() -> Iterator[LocalNursery]:
 
 @pytest.fixture
 def spawn(transport: str, nursery: LocalNursery) -> Iterator[Callable[..., Peer]]:
-    """Makes peers, which have this process's deadlines; they end with the test."""
+    """Makes peers, which have this process's deadline; they end with the test."""
     peers: list[Peer] = []
 
     def make(environment: dict[str, str] | None = None, device: bool = True) -> Peer:
-        deadlines = {f"RDMATENSOR_{name}": rdmatensor.config.get(name) for name in DEADLINES}
-        variables = {"RDMATENSOR_TRANSPORTS": transport, **deadlines, **(environment or {})}
+        deadline = {"RDMATENSOR_DEADLINE_MS": rdmatensor.config.get("DEADLINE_MS")}
+        variables = {"RDMATENSOR_TRANSPORTS": transport, **deadline, **(environment or {})}
         peer = nursery.spawn(variables, device="" if device else None)
         peers.append(peer)
         return peer
@@ -58,14 +58,10 @@ def peer(spawn: Callable[..., Peer]) -> Peer:
     return spawn()
 
 
-DEADLINES = ("CONNECT_TIMEOUT_MS", "DEADLINE_MS")
-
-
 @pytest.fixture
 def patient(setting: Setting) -> None:
-    """Nothing ends by these deadlines, and nothing is lost by them on a busy machine."""
-    for name in DEADLINES:
-        setting(name, 100_000)
+    """Nothing ends by this deadline, and nothing is lost by it on a busy machine."""
+    setting("DEADLINE_MS", 100_000)
 
 
 NARROW = {"RING_BYTES": "65536", "NOTIFY_QUEUE_BYTES": "4096"}
@@ -76,7 +72,7 @@ def narrow(spawn: Callable[..., Peer], setting: Setting) -> Peer:
     """A peer to which few notifications fit before the sender has to wait."""
     for name, value in NARROW.items():
         setting(name, value)
-    return spawn({f"RDMATENSOR_{name}": value for name, value in NARROW.items()})
+    return spawn({f"RDMATENSOR_TEST_{name}": value for name, value in NARROW.items()})
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_listener_without_descriptors_keeps_its_peers_and_recovers(
 @pytest.mark.any_transport
 def test_file_size_limit_is_an_error(spawn: Any, transport: str, note: Any) -> None:
     """Shared memory is a file; a process that makes one too large is killed."""
-    peer = spawn({"RDMATENSOR_RING_BYTES": "65536"})
+    peer = spawn({"RDMATENSOR_TEST_RING_BYTES": "65536"})
     peer.run(
         """
         import resource

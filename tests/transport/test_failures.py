@@ -94,7 +94,7 @@ def test_peer_stopped_for_long_is_lost(
     spawn: Any, device: rdmatensor.Device, setting: Any, note: Any
 ) -> None:
     """A transfer that waits for credit ends by itself, DEADLINE_MS after the peer took the last."""
-    peer = spawn({"RDMATENSOR_RING_BYTES": "65536"})
+    peer = spawn({"RDMATENSOR_TEST_RING_BYTES": "65536"})
     remote = device.connect(peer.address)
     setting("DEADLINE_MS", 1000)
     peer.stop()

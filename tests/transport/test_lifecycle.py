@@ -169,7 +169,7 @@ def test_device_restarted_a_hundred_times(device: rdmatensor.Device, spawn: Any)
 @pytest.mark.any_transport
 def test_connections_leave_room_for_others(device: rdmatensor.Device, spawn: Any) -> None:
     """Far more connections, one after the other, than there is room for at once."""
-    peer = spawn({"RDMATENSOR_RECEIVES": "1024"})
+    peer = spawn({"RDMATENSOR_CONNECTIONS": "8"})
     for turn in range(24):
         remote = device.connect(peer.address)
         remote.notify(immediate=turn).wait()

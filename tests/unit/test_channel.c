@@ -393,7 +393,7 @@ static void test_waiting_ends_with_the_poll(void) {
   char transports[256];
   rdt_config_text(RDT_CONFIG_TRANSPORTS, transports, sizeof(transports));
   rdt_config_set("TRANSPORTS", "tcp");
-  rdt_config_set("WAIT_SPIN_US", "1000000");
+  rdt_config_set("SPIN_US", "1000000");
   rdt_device_options options = {
       .struct_size = sizeof(options), .name = "here", .context = &here, .on_connect = count_polls};
   EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &here.device));
@@ -419,7 +419,7 @@ static void test_waiting_ends_with_the_poll(void) {
   rdt_device_close(here.device);
   rdt_region_close(region);
   rdt_device_close(there.device);
-  rdt_config_set("WAIT_SPIN_US", "50");
+  rdt_config_set("SPIN_US", "50");
   rdt_config_set("TRANSPORTS", transports);
 }
 

@@ -52,13 +52,13 @@ static void test_time_to_connect(void) {
   open_ends(&p);
   faults("hang=1:500ms");
   for (int i = 0; i < 2; i++) {
-    rdt_config_set("CONNECT_TIMEOUT_MS", i ? "60000" : "200"); /* of the end that answers */
+    rdt_config_set("DEADLINE_MS", i ? "60000" : "200"); /* of the end that answers */
     rdt_status status =
         rdt_device_connect(p.a.device, rdt_device_address(p.b.device), PATIENCE_MS, &channel);
     EXPECT((status == RDT_OK) == (i == 1));
   }
   rdt_channel_unref(channel);
-  rdt_config_set("CONNECT_TIMEOUT_MS", "10000");
+  rdt_config_set("DEADLINE_MS", "10000");
   close_pair(&p);
 }
 

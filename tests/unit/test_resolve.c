@@ -112,8 +112,9 @@ static void test_close(void) {
 static void test_listening(void) {
   rdt_device *device;
   const rdt_device_options options = {.struct_size = sizeof(options), .bind_address = "hangs.test"};
-  EXPECT_STATUS(RDT_OK, rdt_config_set("CONNECT_TIMEOUT_MS", "50"));
+  EXPECT_STATUS(RDT_OK, rdt_config_set("DEADLINE_MS", "50"));
   EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_device_open(&options, &device));
+  EXPECT_STATUS(RDT_OK, rdt_config_set("DEADLINE_MS", "10000"));
 }
 
 /* The threads that hang are so many and no more; names that are addresses need none. */

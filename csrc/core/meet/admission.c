@@ -117,17 +117,17 @@ static void forget_if_gone(rdt_admission *admission, rdt_guest *guest) {
   free(guest);
 }
 
-static rdt_status too_many(uint64_t limit, const char *whose, const char *setting) {
+static rdt_status too_many(uint64_t limit, const char *whose) {
   return rdt_fail(RDT_ERR_REFUSED,
-                  "%s has %llu connections, and may have no more: " RDT_ENV_PREFIX "%s", whose,
-                  (unsigned long long)limit, setting);
+                  "%s has %llu connections, and may have no more: " RDT_ENV_PREFIX "CONNECTIONS",
+                  whose, (unsigned long long)limit);
 }
 
 static rdt_status enter(rdt_admission *admission, rdt_guest *guest) {
   uint64_t all = rdt_config_number(RDT_CONFIG_CONNECTIONS);
-  uint64_t each = rdt_config_number(RDT_CONFIG_CONNECTIONS_PER_HOST);
-  if (admission->channels >= all) return too_many(all, "this device", "CONNECTIONS");
-  if (guest->channels >= each) return too_many(each, guest->host, "CONNECTIONS_PER_HOST");
+  uint64_t each = (all + 1) / 2; /* one host leaves places to others */
+  if (admission->channels >= all) return too_many(all, "this device");
+  if (guest->channels >= each) return too_many(each, guest->host);
   admission->channels++;
   guest->channels++;
   return RDT_OK;

@@ -230,7 +230,7 @@ static void report(rdt_device *device, const char *who, const char *network, rdt
 static void run_handshake(void *argument) {
   rdt_handshake *work = argument;
   rdt_greeting greeting;
-  rdt_deadline deadline = rdt_deadline_after((int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS));
+  rdt_deadline deadline = rdt_deadline_after((int)rdt_config_number(RDT_CONFIG_DEADLINE_MS));
   rdt_wait_interrupt_by(work->device->bootstrap_wake);
   rdt_status status =
       work->local ? RDT_OK : rdt_encrypt_accept(work->device, deadline, &work->socket);
@@ -414,7 +414,7 @@ static rdt_status listen_for_hosts(rdt_device *device) {
   rdt_config_text(RDT_CONFIG_BIND_PORT, ports, sizeof(ports));
   if (!host) host = setting[0] ? setting : "127.0.0.1";
   if (!first) rdt_text_ports(ports, &first, &last);
-  int patience_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
+  int patience_ms = (int)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   rdt_status status = rdt_net_listen(host, first, last, rdt_deadline_after(patience_ms),
                                      &device->tcp_socket, device->address);
   if (status != RDT_ERR_LIMIT || device->options.port) return status;

@@ -276,7 +276,7 @@ static rdt_status connect_over(rdt_device *device, const char *address, rdt_expe
   if (rdt_on_progress_thread())
     return rdt_fail(RDT_ERR_INVALID,
                     "rdt_device_connect waits: it cannot be called from a handler");
-  if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_CONNECT_TIMEOUT_MS);
+  if (timeout_ms < 0) timeout_ms = (int)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   attempts all = {.device = device,
                   .address = address,
                   .expected = expected,

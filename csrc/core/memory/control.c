@@ -265,10 +265,8 @@ static rdt_status reserve_in_channel(rdt_channel *channel, uint64_t size) {
   pthread_mutex_unlock(&channel->lock);
   if (room) return RDT_OK;
   if (!few)
-    return rdt_fail(RDT_ERR_LIMIT,
-                    "each peer may have %llu regions allocated here: free some, or raise "
-                    "%sREMOTE_REGIONS on %s",
-                    (unsigned long long)most, RDT_ENV_PREFIX, channel->device->name);
+    return rdt_fail(RDT_ERR_LIMIT, "each peer may have %llu regions allocated on %s: free some",
+                    (unsigned long long)most, channel->device->name);
   return rdt_fail(
       RDT_ERR_LIMIT,
       "%llu bytes more would exceed the %llu that each peer may allocate here: free some, "

@@ -49,9 +49,9 @@ static rdt_status reserve(rdt_channel *channel, uint64_t size) {
   }
   pthread_mutex_unlock(&channel->lock);
   if (room) return RDT_OK;
-  return rdt_fail(RDT_ERR_LIMIT, "no more %s of %s can be open at once here: raise %s%s",
-                  few ? "bytes" : "regions", channel->peer_name, RDT_ENV_PREFIX,
-                  few ? "REMOTE_OPEN_LIMIT" : "REMOTE_REGIONS");
+  return rdt_fail(RDT_ERR_LIMIT, "%s has %llu %s open here, and can have no more: close some",
+                  channel->peer_name, (unsigned long long)(few ? limit : most),
+                  few ? "bytes" : "regions");
 }
 
 static void give_back(rdt_channel *channel, uint64_t size) {

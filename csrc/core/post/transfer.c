@@ -175,7 +175,7 @@ static bool look(rdt_transfer *transfer) {
 }
 
 static bool look_for_a_while(rdt_transfer *transfer) {
-  int64_t end = rdt_now_us() + (int64_t)rdt_config_number(RDT_CONFIG_WAIT_SPIN_US);
+  int64_t end = rdt_now_us() + (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US);
   while (rdt_now_us() < end) {
     if (!rdt_yield()) return false;
     if (look(transfer)) return true;

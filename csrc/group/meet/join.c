@@ -23,7 +23,7 @@
 
 typedef struct {
   uint32_t rank, size, forced, order;
-  uint64_t generation, mark, eager, chunk;
+  uint64_t generation, mark, eager;
   rdt_group_measure_place place;
   char address[RDT_ADDRESS_SIZE], host_id[RDT_HOST_ID_SIZE];
 } join_fields;
@@ -42,7 +42,6 @@ static rdt_status send_join(const rdt_group *group, rdt_channel *channel,
   rdt_wire_put_u64(&wire, group->device->generation);
   rdt_wire_put_u64(&wire, mark_of(group));
   rdt_wire_put_u64(&wire, group->eager);
-  rdt_wire_put_u64(&wire, group->chunk);
   rdt_wire_put_u64(&wire, block->key);
   rdt_wire_put_u64(&wire, block->offset);
   rdt_wire_put_text(&wire, group->device->address);
@@ -58,7 +57,6 @@ static bool get_join(rdt_wire *wire, join_fields *fields) {
   fields->generation = rdt_wire_get_u64(wire);
   fields->mark = rdt_wire_get_u64(wire);
   fields->eager = rdt_wire_get_u64(wire);
-  fields->chunk = rdt_wire_get_u64(wire);
   fields->place.key = rdt_wire_get_u64(wire);
   fields->place.offset = rdt_wire_get_u64(wire);
   rdt_wire_get_text(wire, fields->address, sizeof(fields->address));
@@ -78,11 +76,9 @@ static rdt_status check_join(const rdt_group *group, const rdt_group_member *mem
   if (fields->rank == 0 || fields->rank >= group->size)
     return rdt_fail(RDT_ERR_REFUSED, "group %s: the device at %s cannot have rank %u of %u",
                     group->name, fields->address, fields->rank, group->size);
-  if (fields->chunk != group->chunk || fields->forced != group->forced)
-    return rdt_fail(RDT_ERR_REFUSED,
-                    "group %s: rank 0 and rank %u differ in %sGROUP_CHUNK_BYTES or "
-                    "%sGROUP_ALGORITHM",
-                    group->name, fields->rank, RDT_ENV_PREFIX, RDT_ENV_PREFIX);
+  if (fields->forced != group->forced)
+    return rdt_fail(RDT_ERR_REFUSED, "group %s: rank 0 and rank %u differ in %sGROUP_ALGORITHM",
+                    group->name, fields->rank, RDT_ENV_PREFIX);
   for (uint32_t i = 0; i < group->size; i++)
     if (i != fields->rank && members[i].generation == fields->generation)
       return rdt_fail(RDT_ERR_REFUSED, "group %s: the device at %s claims the ranks %u and %u",

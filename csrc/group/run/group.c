@@ -12,6 +12,9 @@
 #include "core/post/transfer.h"
 #include "group/run/run.h"
 
+#define SPINS \
+  20 /* a group's operations poll for so many times SPIN_US: members seldom start at once */
+
 static void free_parts(rdt_group_part *part) {
   while (part) {
     rdt_group_part *next = part->next;
@@ -124,7 +127,7 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   group->forced = forced_algorithm();
   group->chunk = rdt_config_number(RDT_CONFIG_GROUP_CHUNK_BYTES);
   group->eager = eager_limit();
-  group->spin_us = (int64_t)rdt_config_number(RDT_CONFIG_GROUP_SPIN_US);
+  group->spin_us = SPINS * (int64_t)rdt_config_number(RDT_CONFIG_SPIN_US);
   group->checks = wants_checksums();
   pthread_mutex_init(&group->lock, NULL);
   rdt_cond_init(&group->changed);

@@ -61,7 +61,6 @@ typedef struct rdt_config_entry {
   const char *default_value; /* as text */
   const char *range;         /* "0..1000000", "auto|rdma|grpc", "text" */
   const char *doc;           /* one sentence, with the unit */
-  int internal;              /* 1: the default was measured, and users need not change it */
 } rdt_config_entry;
 
 /* Returns the number of entries. */

@@ -186,7 +186,7 @@ RDT_API void *rdt_channel_context(const rdt_channel *channel);
 /* ---- Remote regions ----------------------------------------------------------------------------- */
 
 /* Opens a peer's region by key or by name, or allocates one there, for this channel alone: it counts against
- * the peer's REMOTE_ALLOC_LIMIT and REMOTE_REGIONS, and lives until its last handle here is given up, or the
+ * the peer's REMOTE_ALLOC_LIMIT and 1024 regions, and lives until its last handle here is given up, or the
  * channel ends. All block for at most `timeout_ms`, return an owned handle, and may not be called from a
  * handler (the reply arrives on the progress thread), except that a key whose region is already open on this
  * channel is answered at once, from anywhere.

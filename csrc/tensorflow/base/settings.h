@@ -24,7 +24,8 @@ struct Settings {
   uint64_t inline_bytes = 16384;
   uint64_t alias_bytes = 0;
   uint64_t arena_limit = 0;
-  uint64_t step_ttl_s = 600;
+  // Until a tensor is dropped whose step never starts here.
+  static constexpr uint64_t step_ttl_s = 600;
   bool plan = true, checksum = false;
   uint64_t plan_slots = 2, plan_loop_slots = 4, plan_limit = 0, plan_copy_bytes = 16384;
   uint64_t fuse_bytes = 4096, batch_size = 0, promote_after = 3;
@@ -45,9 +46,8 @@ struct Settings {
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
     (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
     (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
-    (void)rdt_config_get_u64("STEP_TTL_S", &settings.step_ttl_s);
     (void)rdt_config_get_u64("PLAN_SLOTS", &settings.plan_slots);
-    (void)rdt_config_get_u64("PLAN_LOOP_SLOTS", &settings.plan_loop_slots);
+    settings.plan_loop_slots = 2 * settings.plan_slots;
     (void)rdt_config_get_u64("PLAN_LIMIT", &settings.plan_limit);
     (void)rdt_config_get_u64("PLAN_COPY_BYTES", &settings.plan_copy_bytes);
     (void)rdt_config_get_u64("FUSE_BYTES", &settings.fuse_bytes);
@@ -58,7 +58,7 @@ struct Settings {
     settings.plan = std::strcmp(plan, "off") != 0;
     (void)rdt_config_get("CHECKSUM", checksum, sizeof checksum);
     settings.checksum = std::strcmp(checksum, "crc32c") == 0;
-    if (rdt_config_get_u64("CONNECT_TIMEOUT_MS", &connect_timeout_ms) == RDT_OK) {
+    if (rdt_config_get_u64("DEADLINE_MS", &connect_timeout_ms) == RDT_OK) {
       settings.connect_timeout_ms = static_cast<int>(connect_timeout_ms);
     }
     (void)rdt_config_get("BIND_ADDRESS", bind_address, sizeof bind_address);

@@ -38,13 +38,13 @@ class RemoteTask final : public std::enable_shared_from_this<RemoteTask> {
   std::shared_ptr<Calls> Ready();
 
   using Found = std::function<void(const absl::StatusOr<std::shared_ptr<Calls>>&)>;
-  // Gives `found` the way to call the task, or says why there is none, within three times CONNECT_TIMEOUT_MS. Opens a
+  // Gives `found` the way to call the task, or says why there is none, within three times DEADLINE_MS. Opens a
   // channel if none is up, even if an attempt failed a short while ago. `found` may block, and may be called before
   // this returns. If the task does not answer, the error is that of TensorFlow's client.
   void Find(Found found);
 
   // Asks the task a question of the plugin (channel/task_call.h) over TensorFlow's connection, and runs `done`, which may
-  // block, after the answer, or without one after CONNECT_TIMEOUT_MS.
+  // block, after the answer, or without one after DEADLINE_MS.
   void AskOverGrpc(const char* key, const std::string& question, std::function<void()> done);
 
  private:

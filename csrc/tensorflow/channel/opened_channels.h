@@ -27,7 +27,7 @@ class OpenedChannels {
       : host_(host), mailboxes_(mailboxes), role_(role) {}
 
   // Returns the channel to the process that gave this answer, and opens one if none is up. Blocks for
-  // CONNECT_TIMEOUT_MS at most, or for twice as long if another caller is connecting.
+  // DEADLINE_MS at most, or for twice as long if another caller is connecting.
   absl::StatusOr<std::shared_ptr<PeerChannel>> To(const AddressAnswer& answer);
   // The channel to the process whose device has this name, or nullptr. Never blocks.
   std::shared_ptr<PeerChannel> Current(const std::string& device_name);

@@ -14,7 +14,7 @@
 namespace rdmatensor {
 namespace {
 
-// The sender's credits are asked for at most so many times, for CONNECT_TIMEOUT_MS each.
+// The sender's credits are asked for at most so many times, for DEADLINE_MS each.
 constexpr int kMostTries = 20;
 
 using tensorflow::Tensor;

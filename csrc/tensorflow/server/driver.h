@@ -22,7 +22,7 @@ std::vector<std::string> OtherTasks(const tensorflow::ServerDef& server_def,
                                     const std::string& self);
 
 // Opens a channel to each of `tasks`, for what `service`'s server, `self`, sends to them in `session`. Blocks
-// for three times CONNECT_TIMEOUT_MS at most, and for `patience` if a task does not run yet. An error says why
+// for three times DEADLINE_MS at most, and for `patience` if a task does not run yet. An error says why
 // one of them failed: the task has no plugin, or no transport reaches it.
 absl::Status OpenChannels(TensorService* service, const std::string& session,
                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,

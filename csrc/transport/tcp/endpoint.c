@@ -28,8 +28,8 @@
 static rdt_status create_ring(rdt_records *records, uint64_t capacity) {
   void *start = mmap(NULL, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED)
-    return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a ring of %llu bytes (%sRING_BYTES)",
-                    (unsigned long long)capacity, RDT_ENV_PREFIX);
+    return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a ring of %llu bytes",
+                    (unsigned long long)capacity);
   rdt_records_init(records, start, capacity);
   return RDT_OK;
 }
@@ -133,9 +133,9 @@ rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rd
   if (status != RDT_OK) return status;
   if (ring > MAX_MIRROR && ring > endpoint->receive.capacity)
     return rdt_fail(RDT_ERR_PROTOCOL,
-                    "the peer has a ring of %llu bytes, as much memory would be used here: set "
-                    "%sRING_BYTES alike",
-                    (unsigned long long)ring, RDT_ENV_PREFIX);
+                    "the peer has a ring of %llu bytes, as much memory would be used here: use "
+                    "the same version of rdmatensor",
+                    (unsigned long long)ring);
   endpoint->stream_count = lower(endpoint->stream_count, streams);
   endpoint->depth = lower(endpoint->depth, depth);
   status = create_ring(&endpoint->mirror, ring);

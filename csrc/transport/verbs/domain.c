@@ -37,10 +37,10 @@ static rdt_status choose_port(rdt_domain *domain) {
  * says that one arrived. */
 static rdt_status create_receives(rdt_domain *domain) {
   const rdt_verbs_limits *limits = &domain->choice.port->limits;
-  uint32_t wanted = (uint32_t)rdt_config_number(RDT_CONFIG_RECEIVES);
+  uint64_t wanted = rdt_config_number(RDT_CONFIG_CONNECTIONS) * RDT_VERBS_RECEIVES;
   if (wanted > limits->max_srq_wr) wanted = limits->max_srq_wr;
-  struct ibv_srq_init_attr attr = {.attr = {.max_wr = wanted, .max_sge = 1}};
-  domain->max_receives = wanted;
+  struct ibv_srq_init_attr attr = {.attr = {.max_wr = (uint32_t)wanted, .max_sge = 1}};
+  domain->max_receives = (uint32_t)wanted;
   return rdt_verbs_create_srq(domain->pd, &attr, &domain->srq);
 }
 
@@ -52,8 +52,8 @@ rdt_status rdt_verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pl
     pthread_mutex_unlock(&domain->lock);
     if (!room)
       return rdt_fail(RDT_ERR_LIMIT,
-                      "%s has %u receives, of which a connection needs %u: raise %sRECEIVES, or "
-                      "close connections",
+                      "%s has %u receives, of which a connection needs %u: raise %sCONNECTIONS if "
+                      "the device has more, or close connections",
                       domain->text, domain->max_receives, count, RDT_ENV_PREFIX);
   }
   while (count > 0) {

@@ -35,8 +35,8 @@ static rdt_status create_block(rdt_domain *domain, uint64_t size, uint32_t acces
                                rdt_verbs_block *block) {
   void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED)
-    return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a ring of %llu bytes (%sRING_BYTES)",
-                    (unsigned long long)size, RDT_ENV_PREFIX);
+    return rdt_fail(RDT_ERR_NO_MEMORY, "no memory for a ring of %llu bytes",
+                    (unsigned long long)size);
   block->start = start;
   block->size = size;
   return rdt_verbs_register(domain->pd, start, size, access, RDT_VERBS_LOCAL_TARGET, &block->mr);
@@ -69,9 +69,9 @@ static rdt_status create_outbound(rdt_endpoint *endpoint) {
   uint64_t capacity = endpoint->remote.ring_capacity;
   if (capacity > MAX_MIRROR && capacity > endpoint->receive.capacity)
     return rdt_fail(RDT_ERR_PROTOCOL,
-                    "the peer has a ring of %llu bytes, for which memory would be pinned here: set "
-                    "%sRING_BYTES alike",
-                    (unsigned long long)capacity, RDT_ENV_PREFIX);
+                    "the peer has a ring of %llu bytes, for which memory would be pinned here: "
+                    "use the same version of rdmatensor",
+                    (unsigned long long)capacity);
   rdt_status status =
       create_block(endpoint->domain, capacity, RDT_ACCESS_NONE, &endpoint->outbound);
   if (status == RDT_OK) rdt_records_init(&endpoint->mirror, endpoint->outbound.start, capacity);
@@ -94,8 +94,8 @@ static rdt_status create_completions(rdt_endpoint *endpoint, uint32_t depth) {
   if (entries > limit)
     return rdt_fail(RDT_ERR_LIMIT,
                     "%s has completion queues of at most %u entries, and %u are needed: lower "
-                    "%sQUEUE_PAIRS or %sQUEUE_DEPTH",
-                    endpoint->domain->text, limit, entries, RDT_ENV_PREFIX, RDT_ENV_PREFIX);
+                    "%sQUEUE_PAIRS",
+                    endpoint->domain->text, limit, entries, RDT_ENV_PREFIX);
   rdt_status status = rdt_verbs_create_comp_channel(context, &endpoint->events);
   if (status != RDT_OK) return status;
   return rdt_verbs_create_cq(context, (int)entries, endpoint, endpoint->events, &endpoint->cq);

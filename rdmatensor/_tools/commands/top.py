@@ -33,7 +33,7 @@ def top(tasks: Sequence[str], interval: float, once: bool, as_json: bool) -> Non
     """Watch running tasks: transports between peers, bytes by path, waits, memory and faults.
 
     Reads the metrics that tasks serve at HOST:PORT, at HOST:FIRST-LAST for several, or at PORT on this
-    machine; the default is RDMATENSOR_METRICS_PORT. A task serves metrics if it calls
+    machine; the default is RDMATENSOR_METRICS. A task serves metrics if it calls
     rdmatensor.metrics.serve(), or if `rdmatensor launch --metrics-port` started it.
 
     The exit status is 1 if no task can be read, otherwise 0.
@@ -65,10 +65,10 @@ def top(tasks: Sequence[str], interval: float, once: bool, as_json: bool) -> Non
 def _default() -> list[str]:
     from ... import config
 
-    port = config.get("METRICS_PORT")
-    if port == "0":
+    port = config.get("METRICS").rpartition(":")[2]
+    if not port:
         raise click.UsageError(
-            "expected HOST:PORT of a task's metrics (docs/metrics.md), or RDMATENSOR_METRICS_PORT"
+            "expected HOST:PORT of a task's metrics (docs/metrics.md), or RDMATENSOR_METRICS"
         )
     return [port]
 

@@ -109,8 +109,8 @@ def ports(report: Mapping[str, Any]) -> Finding:
     if report["transports"].get("verbs", {}).get("usable"):
         text += "; UDP 4791 for RoCE"
     text += "; for TensorFlow, also the ports of the cluster"
-    if int(chosen["METRICS_PORT"]):
-        text += f"; TCP {chosen['METRICS_PORT']} for metrics"
+    if chosen["METRICS"]:
+        text += f"; TCP {chosen['METRICS'].rpartition(':')[2]} for metrics"
     return Finding("ports", "ok", text)
 
 

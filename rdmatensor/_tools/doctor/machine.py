@@ -14,6 +14,7 @@ from ...units import binary_size
 from .finding import Finding
 
 _IPC_LOCK = 14  # bit of the capability, capability.h of the kernel
+_RING_BYTES = 4 << 20  # of a connection, for notifications in one direction
 _PEER_DESCRIPTORS = 3  # of a connection over shared memory, at each end
 _FEW_PEERS = 64
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -45,7 +46,7 @@ def memlock(verbs: bool, report: Mapping[str, Any]) -> Finding:
         exempt = "" if limit == resource.RLIM_INFINITY else ", which CAP_IPC_LOCK lifts"
         return Finding("memlock", "ok", f"{text}{exempt}")
     # A connection registers the rings of both directions.
-    needed = 2 * _setting(report, "RING_BYTES")
+    needed = 2 * _RING_BYTES
     remedy = "ulimit -l unlimited   (systemd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1)"
     state = f"{text}, of which {binary_size(left)} are free"
     if left < needed:
