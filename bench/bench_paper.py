@@ -19,7 +19,7 @@ from team import Team
 from tf_measure import GRPC, LOCAL, STOCK, Cluster, Result, Row, Way
 from tf_measure import measure as measure_steps
 
-_ABLATION = "RDMATENSOR_ABLATION"
+_ABLATION = "RDMATENSOR_TEST_ABLATION"
 TCP = Way("gRPC.TCP", GRPC.protocol)
 RPC = Way("RPC-over-RDMA", settings={_ABLATION: "2"})
 COPY = Way("RDMA.cp", planned=True, settings={_ABLATION: "1"})

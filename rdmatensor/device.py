@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from ._api import buffers, event_loop
 from ._api.arguments import access_bits, c_text, c_text_or_null, whole
-from ._api.buffers import Array, Buffer, Shape
+from ._api.buffers import Array, Buffer, MemoryKind, Shape
 from ._api.region import READ_WRITE, Access, Region
 from ._api.remote import RemoteDevice
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 from ._ffi import ffi, lib
-from .errors import Closed, DeadlineExceeded, UsageError, _text, check
+from .errors import Closed, DeadlineExceeded, Unsupported, UsageError, _text, check
 
 if TYPE_CHECKING:
     from .group import Group
@@ -68,6 +68,7 @@ class Transport(NamedTuple):
 
     usable: bool
     text: str
+    memory_kinds: MemoryKind
 
 
 def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
@@ -75,7 +76,8 @@ def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
     for index in count():
         if lib.rdt_device_get_transport(device, index, info) != lib.RDT_OK:
             return
-        yield _text(info.name), Transport(bool(info.usable), _text(info.text))
+        kinds = MemoryKind(info.memory_kinds)
+        yield _text(info.name), Transport(bool(info.usable), _text(info.text), kinds)
 
 
 def _listed(transports: Any) -> Any:
@@ -151,6 +153,9 @@ class Device:
         DeviceError if the limit of locked memory does not permit that.
         """
         bits, text = access_bits(access), c_text_or_null("name", name)
+        kind = buffers.kind_of(array)
+        if not any(kind & each.memory_kinds for each in self.transports.values()):
+            raise Unsupported(f"no transport takes memory of kind {kind.name}", "UNSUPPORTED")
         local = (buffers.target if bits & Access.WRITE else buffers.memory)(array)
         out = ffi.new("rdt_region **")
         with self._call() as device:

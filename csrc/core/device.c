@@ -233,7 +233,10 @@ rdt_status rdt_device_get_transport(const rdt_device *device, size_t index,
     return rdt_fail(RDT_ERR_INVALID, "this build has %zu transports", rdt_transport_count);
   const rdt_transport *transport = rdt_transports[index];
   const rdt_device_transport *own = &device->transports[index];
-  *info = (rdt_transport_info){.name = transport->name, .usable = own->open, .text = own->why_not};
+  *info = (rdt_transport_info){.name = transport->name,
+                               .usable = own->open,
+                               .text = own->why_not,
+                               .memory_kinds = transport->memory_kinds};
   if (own->open) info->text = transport->domain_text ? transport->domain_text(own->domain) : "";
   return RDT_OK;
 }

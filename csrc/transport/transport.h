@@ -46,6 +46,7 @@ typedef struct rdt_region_memory {
   void *address;
   uint64_t size;
   uint32_t access;
+  rdt_memory_kind kind;
   bool one_peer; /* only the peer that it is granted to may reach it */
 } rdt_region_memory;
 
@@ -61,6 +62,7 @@ typedef struct rdt_events {
 typedef struct rdt_transport {
   const char *name;
   uint32_t capabilities; /* rdt_capability bits */
+  uint32_t memory_kinds; /* rdt_memory_kind bits: what region_register takes */
   /* write and read are complete on return, need no credit and no `request`, do not change *op,
    * and may run on many threads at once. */
   bool synchronous;

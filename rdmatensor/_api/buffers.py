@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from enum import IntFlag
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -25,7 +26,29 @@ Shape: TypeAlias = int | tuple[int, ...] | list[int]
 _MOST_BYTES = 2**63 - 1
 _BYTES = ffi.typeof("char[]")
 _ndarray = np.ndarray
+# DLPack's numbers of devices whose memory the processor addresses, and of CUDA's.
+_HOST_DEVICES, _CUDA_DEVICES = (1, 3, 11), (2, 13)
 from_buffer = ffi.from_buffer
+
+
+class MemoryKind(IntFlag):
+    """Where memory lies: on the host, on a CUDA device, or on another accelerator."""
+
+    HOST = 1
+    CUDA = 2
+    OTHER = 4
+
+
+def kind_of(data: Any) -> MemoryKind:
+    """Returns where the memory of `data` lies, as it says itself."""
+    if hasattr(data, "__cuda_array_interface__"):
+        return MemoryKind.CUDA
+    if not hasattr(data, "__dlpack_device__"):
+        return MemoryKind.HOST
+    device = data.__dlpack_device__()[0]
+    if device in _HOST_DEVICES:
+        return MemoryKind.HOST
+    return MemoryKind.CUDA if device in _CUDA_DEVICES else MemoryKind.OTHER
 
 
 def source(data: Any) -> Any:

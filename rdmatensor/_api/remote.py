@@ -16,7 +16,7 @@ from ..errors import Closed, UsageError, _text, check
 from . import buffers
 from .arguments import access_bits, c_text, whole
 from .batch import Batch
-from .buffers import Buffer, Shape
+from .buffers import Buffer, MemoryKind, Shape
 from .event_loop import awaitable
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
 from .transfer import COMPLETED, Transfer, drop_complete
@@ -52,6 +52,7 @@ class RemoteDevice:
         self.address = _text(info.peer_address)
         self.transport = _text(info.transport)
         self.capabilities = Capability(info.capabilities)
+        self.memory_kinds = MemoryKind(info.memory_kinds)
         self.encrypted = Capability.ENCRYPTED in self.capabilities
         self.generation = int(info.generation)
         self.max_notify = int(info.max_notify)

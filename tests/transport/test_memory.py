@@ -7,7 +7,7 @@ import gc
 import mmap
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -216,3 +216,28 @@ def test_a_kernel_that_forbids_it_is_named(peer: Any, device: rdmatensor.Device)
     )
     assert "ptrace_scope" in peer.get("outcome")
     assert "another transport" in peer.get("outcome")
+
+
+class OnCuda:
+    __cuda_array_interface__: ClassVar = {
+        "data": (1 << 20, False),
+        "shape": (1,),
+        "typestr": "|u1",
+        "version": 3,
+    }
+
+
+class OnAnother:
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 8, 0
+
+
+def test_memory_of_another_kind_is_refused(
+    device: rdmatensor.Device, remote: rdmatensor.RemoteDevice
+) -> None:
+    host = rdmatensor.MemoryKind.HOST
+    assert remote.memory_kinds == host
+    assert {each.memory_kinds for each in device.transports.values()} == {host}
+    for array, kind in ((OnCuda(), "CUDA"), (OnAnother(), "OTHER")):
+        with pytest.raises(rdmatensor.Unsupported, match=f"takes memory of kind {kind}"):
+            device.register(array)

@@ -301,6 +301,22 @@ static void test_not_from_a_handler(void) {
   rdt_channel_unref(own);
 }
 
+/* Each transport says which kinds of memory it takes; another kind is no region. */
+static void test_kinds_of_memory(void) {
+  static char bytes[64];
+  rdt_transport_info info;
+  rdt_region *region;
+  for (size_t i = 0; rdt_device_get_transport(owner, i, &info) == RDT_OK; i++)
+    EXPECT(info.memory_kinds == RDT_MEMORY_HOST);
+  EXPECT_STATUS(RDT_ERR_UNSUPPORTED,
+                rdt_region_register_kind(owner, RDT_MEMORY_CUDA, bytes, sizeof(bytes),
+                                         RDT_ACCESS_READ, NULL, &region));
+  EXPECT(strstr(rdt_last_error(), "takes no memory of kind cuda"));
+  EXPECT_STATUS(RDT_OK, rdt_region_register_kind(owner, RDT_MEMORY_HOST, bytes, sizeof(bytes),
+                                                 RDT_ACCESS_READ, NULL, &region));
+  rdt_region_close(region);
+}
+
 int main(void) {
   rdt_device_options options = {
       .struct_size = sizeof(options), .on_connect = on_connect, .on_notify = on_notify};
@@ -308,6 +324,7 @@ int main(void) {
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_region_alloc_for(NULL, 4096, ACCESS, &region));
   EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &owner));
   EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &peer));
+  test_kinds_of_memory();
   test_only_its_peer();
   test_what_a_peer_allocates();
   test_many();

@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "base/status.h"
 #include "core/post/transfer.h"
+#include "transport/memory_kind.h"
 #include "transport/registry.h"
 
 static rdt_status check_arguments(const rdt_device *device, uint64_t size, uint32_t access,
@@ -58,7 +59,7 @@ static void deregister(rdt_region *region) {
       region->device->transports[i].ops->region_deregister(region->registrations[i]);
 }
 
-/* Registers the memory with every transport that can share it. There must be at least one. */
+/* Registers the memory with every transport that can share it, and takes its kind. There must be at least one. */
 static rdt_status register_memory(rdt_device *device, rdt_region *region) {
   rdt_status first = RDT_OK;
   size_t registered = 0, failed = 0;
@@ -66,8 +67,9 @@ static rdt_status register_memory(rdt_device *device, rdt_region *region) {
   for (size_t i = 0; i < rdt_transport_count; i++) {
     const rdt_device_transport *each = &device->transports[i];
     if (!each->open) continue;
-    rdt_status status =
-        each->ops->region_register(each->domain, &region->memory, &region->registrations[i]);
+    rdt_status status = rdt_memory_kind_check(each->ops, region->memory.kind);
+    if (status == RDT_OK)
+      status = each->ops->region_register(each->domain, &region->memory, &region->registrations[i]);
     registered += status == RDT_OK;
     if (status == RDT_OK || failed++ > 0) continue;
     first = status;
@@ -135,12 +137,12 @@ static rdt_status create(const rdt_region *region, rdt_channel *only, rdt_region
   return RDT_OK;
 }
 
-static rdt_status create_own(rdt_device *device, void *address, uint64_t size, uint32_t access,
-                             const char *name, rdt_channel *only, rdt_region **region) {
+static rdt_status create_own(rdt_device *device, rdt_memory_kind kind, void *address, uint64_t size,
+                             uint32_t access, const char *name, rdt_channel *only,
+                             rdt_region **region) {
   rdt_status status = check_arguments(device, size, access, name, region);
   if (status != RDT_OK) return status;
-  rdt_region wanted = {.device = device,
-                       .memory = {.address = address, .size = size, .access = access}};
+  rdt_region wanted = {.device = device, .memory = {address, size, access, kind, false}};
   if (name) memcpy(wanted.name, name, strlen(name));
   if (!address && only && access == RDT_ACCESS_WRITE) wanted.pool = only->pool;
   return create(&wanted, only, region, NULL);
@@ -148,7 +150,7 @@ static rdt_status create_own(rdt_device *device, void *address, uint64_t size, u
 
 rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t access, const char *name,
                             rdt_region **region) {
-  return create_own(device, NULL, size, access, name, NULL, region);
+  return create_own(device, RDT_MEMORY_HOST, NULL, size, access, name, NULL, region);
 }
 
 rdt_status rdt_region_alloc_for(rdt_channel *channel, uint64_t size, uint32_t access,
@@ -156,19 +158,26 @@ rdt_status rdt_region_alloc_for(rdt_channel *channel, uint64_t size, uint32_t ac
   if (!channel) return rdt_fail(RDT_ERR_INVALID, "channel must not be NULL");
   if (rdt_on_progress_thread())
     return rdt_fail(RDT_ERR_INVALID, "rdt_region_alloc_for waits: not from a handler");
-  return create_own(channel->device, NULL, size, access, NULL, channel, region);
+  return create_own(channel->device, RDT_MEMORY_HOST, NULL, size, access, NULL, channel, region);
 }
 
 rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size, uint32_t access,
                                const char *name, rdt_region **region) {
+  return rdt_region_register_kind(device, RDT_MEMORY_HOST, address, size, access, name, region);
+}
+
+rdt_status rdt_region_register_kind(rdt_device *device, rdt_memory_kind kind, void *address,
+                                    uint64_t size, uint32_t access, const char *name,
+                                    rdt_region **region) {
   if (device && region && !address) return rdt_fail(RDT_ERR_INVALID, "no address to register");
-  return create_own(device, address, size, access, name, NULL, region);
+  return create_own(device, kind, address, size, access, name, NULL, region);
 }
 
 rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uint32_t access,
                                         uint64_t *key) {
-  rdt_region wanted = {
-      .device = channel->device, .tenant = channel, .memory = {.size = size, .access = access}};
+  rdt_region wanted = {.device = channel->device,
+                       .tenant = channel,
+                       .memory = {.size = size, .access = access, .kind = RDT_MEMORY_HOST}};
   if (access & RDT_ACCESS_WRITE) wanted.pool = channel->pool;
   return create(&wanted, channel, NULL, key);
 }

@@ -92,6 +92,7 @@ rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *in
       .transport = channel->transport->name,
       .capabilities =
           channel->transport->capabilities | (channel->control.tls ? RDT_CAP_ENCRYPTED : 0),
+      .memory_kinds = channel->transport->memory_kinds,
       .generation = channel->peer_generation,
       .max_notify = channel->transport->max_notify(channel->endpoint),
       .up = !atomic_load(&channel->down) && !atomic_load(&channel->close_requested),

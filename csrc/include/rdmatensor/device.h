@@ -74,10 +74,18 @@ RDT_API void rdt_device_close(rdt_device *device);
 RDT_API const char *rdt_device_address(const rdt_device *device);
 RDT_API const char *rdt_device_name(const rdt_device *device);
 
+/* Where memory lies. Each is a bit of what a transport takes. */
+typedef enum rdt_memory_kind {
+  RDT_MEMORY_HOST = 1, /* what the processor addresses */
+  RDT_MEMORY_CUDA = 2, /* of a CUDA device */
+  RDT_MEMORY_OTHER = 4 /* of another accelerator */
+} rdt_memory_kind;
+
 typedef struct rdt_transport_info {
   const char *name; /* "shm" */
   int usable;       /* 1 if this device opened it */
   const char *text; /* what it uses ("mlx5_0:1 (Ethernet, 100 Gbit/s, ...", or ""), or why not */
+  uint32_t memory_kinds; /* rdt_memory_kind bits: what can be registered with it */
 } rdt_transport_info;
 
 /* Describes transport `index` of this build, best first. RDT_ERR_INVALID past the last. Texts are valid while
@@ -117,6 +125,10 @@ RDT_API rdt_status rdt_region_alloc(rdt_device *device, uint64_t size, uint32_t 
  * RDT_ERR_LIMIT, with the limit that is needed, if RLIMIT_MEMLOCK does not permit it. */
 RDT_API rdt_status rdt_region_register(rdt_device *device, void *address, uint64_t size,
                                        uint32_t access, const char *name, rdt_region **region);
+/* Does the same with memory of any kind: RDT_ERR_UNSUPPORTED if no transport of the device takes that kind. */
+RDT_API rdt_status rdt_region_register_kind(rdt_device *device, rdt_memory_kind kind, void *address,
+                                            uint64_t size, uint32_t access, const char *name,
+                                            rdt_region **region);
 /* Allocates and registers memory that only the peer of `channel` may open, by its key; for others there is no
  * such region. Over verbs, where the device has memory windows (the setting WINDOWS), only the queue pairs of
  * the channel reach it, and none once it has ended; the region itself stays until it is closed. Waits for the
@@ -146,9 +158,10 @@ typedef struct rdt_channel_info {
   const char *peer_address; /* its host:port */
   const char *transport;    /* "shm", "verbs", "tcp" */
   uint32_t capabilities;
-  uint64_t generation; /* differs each time a peer device is opened */
-  uint64_t max_notify; /* largest notification payload, bytes */
-  int up;              /* 1 while traffic is accepted */
+  uint32_t memory_kinds; /* rdt_memory_kind bits of the transport */
+  uint64_t generation;   /* differs each time a peer device is opened */
+  uint64_t max_notify;   /* largest notification payload, bytes */
+  int up;                /* 1 while traffic is accepted */
 } rdt_channel_info;
 
 /* Connects to the device at "host:port" and returns an owned handle. Blocks for at most `timeout_ms`.

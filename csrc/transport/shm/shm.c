@@ -325,6 +325,7 @@ static void *shm_region_address(const rdt_mapping *mapping) {
 
 const rdt_transport rdt_transport_shm = {
     .name = "shm",
+    .memory_kinds = RDT_MEMORY_HOST,
     .capabilities = RDT_CAP_MAP | RDT_CAP_UNREGISTERED_SRC,
     .synchronous = true,
     .local = true,

@@ -19,6 +19,7 @@ static void *rdt_verbs_region_address(const rdt_mapping *mapping) {
 
 const rdt_transport rdt_transport_verbs = {
     .name = "verbs",
+    .memory_kinds = RDT_MEMORY_HOST,
     .domain_open = rdt_verbs_domain_open,
     .domain_close = rdt_verbs_domain_close,
     .domain_text = rdt_verbs_domain_text,
