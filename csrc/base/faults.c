@@ -48,8 +48,6 @@ static struct {
   _Atomic int64_t lasts_us;
 } in_force[RDT_FAULT_KINDS];
 
-/* ---- the setting's text --------------------------------------------------------------------------- */
-
 static int find_kind(const char *word) {
   for (int i = 0; i < RDT_FAULT_KINDS; i++)
     if (strcmp(kinds[i].word, word) == 0) return i;
@@ -202,8 +200,6 @@ double rdt_link_us(uint64_t bytes) {
 }
 
 int64_t rdt_link_latency_us(void) { return atomic_load(&latency_us); }
-
-/* ---- chance ----------------------------------------------------------------------------------------- */
 
 /* The n-th number of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), without computing those
  * before it. */

@@ -29,8 +29,6 @@
 static const char *const places[] = {"/tmp/", "/dev/shm/"};
 #define PLACES (sizeof(places) / sizeof(places[0]))
 
-/* ---- Who is at the other end ---------------------------------------------------------------------- */
-
 static unsigned long read_number(const char *path, unsigned long otherwise) {
   unsigned long number = otherwise;
   FILE *file = fopen(path, "re");
@@ -87,8 +85,6 @@ rdt_status rdt_local_admit(int socket) {
   return status;
 }
 
-/* ---- Names ---------------------------------------------------------------------------------------- */
-
 static socklen_t abstract_address(struct sockaddr_un *to, const char *name) {
   memset(to, 0, sizeof(*to));
   to->sun_family = AF_UNIX;
@@ -140,8 +136,6 @@ static rdt_status open_folder(const char *path, int *folder) {
   if (known && found.st_uid != geteuid()) return refuse_user(found.st_uid);
   return rdt_fail(RDT_ERR_REFUSED, "%s, with a unix socket, is open to other users", path);
 }
-
-/* ---- Listening ------------------------------------------------------------------------------------ */
 
 static rdt_status listen_abstract(int socket, char name[RDT_LOCAL_NAME_SIZE]) {
   struct sockaddr_un to;
@@ -205,8 +199,6 @@ void rdt_local_unlisten(const char *name, int socket) {
   unlink(name);
   rmdir(folder);
 }
-
-/* ---- Connecting ----------------------------------------------------------------------------------- */
 
 /* Finds the address for a name. *folder must stay open while the address is used, unless it is
  * -1. */

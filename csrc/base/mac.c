@@ -31,8 +31,6 @@ static struct {
 static char load_error[256]; /* "" once loaded */
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
-/* ---- HMAC ---------------------------------------------------------------------------------------- */
-
 /* Computes the SHA-256 of two pieces. */
 static bool hash(const void *first, size_t first_size, const void *second, size_t second_size,
                  uint8_t out[RDT_MAC_SIZE]) {
@@ -71,8 +69,6 @@ rdt_status rdt_mac(const void *key, size_t key_size, const void *data, size_t si
 bool rdt_mac_equal(const uint8_t a[RDT_MAC_SIZE], const uint8_t b[RDT_MAC_SIZE]) {
   return crypto.compare(a, b, RDT_MAC_SIZE) == 0;
 }
-
-/* ---- Loading ------------------------------------------------------------------------------------- */
 
 /* RFC 4231, test case 2. */
 static bool knows_the_answer(void) {

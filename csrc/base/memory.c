@@ -118,8 +118,6 @@ rdt_status rdt_memory_create(size_t size, int *fd_out, void **address) {
   return status;
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------------- */
-
 static block **link_of(const void *address) {
   block **link = &blocks;
   while (*link && (*link)->address != address) link = &(*link)->next;

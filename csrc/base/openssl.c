@@ -37,8 +37,6 @@ bool rdt_openssl_find(void *library, const char *name, void *function) {
   return found != NULL;
 }
 
-/* ---- whom it calls ----------------------------------------------------------------------------------- */
-
 typedef struct tables {
   const char *names;
   const ElfW(Sym) * symbols;

@@ -125,8 +125,6 @@ struct rdt_tls {
   uint8_t key[RDT_TLS_KEY_SIZE];
 };
 
-/* ---- what libssl calls ------------------------------------------------------------------------------- */
-
 static int retry_or_fail(rdt_tls *tls, void *bio, int retry) {
   if (errno == EAGAIN || errno == EINTR || errno == ENOBUFS || errno == ENOMEM)
     ssl.BIO_set_flags(bio, retry);
@@ -195,8 +193,6 @@ static int find_key(void *connection, const unsigned char *identity, size_t size
   return 1;
 }
 
-/* ---- loading ------------------------------------------------------------------------------------------- */
-
 static bool find_all(void *libssl, void *libcrypto) {
 #define FIND_SSL(result, name, parameters) rdt_openssl_find(libssl, #name, &ssl.name) &&
 #define FIND_CRYPTO(result, name, parameters) rdt_openssl_find(libcrypto, #name, &ssl.name) &&
@@ -260,8 +256,6 @@ rdt_status rdt_tls_load(void) {
   pthread_once(&load_once, load);
   return load_error[0] ? rdt_fail(RDT_ERR_UNSUPPORTED, "%s", load_error) : RDT_OK;
 }
-
-/* ---- the handshake ------------------------------------------------------------------------------------- */
 
 static rdt_tls *create(int socket, bool connecting, const uint8_t key[RDT_TLS_KEY_SIZE]) {
   rdt_tls *tls = calloc(1, sizeof(*tls));
@@ -356,8 +350,6 @@ void rdt_tls_free(rdt_tls *tls) {
   free(tls->out);
   free(tls);
 }
-
-/* ---- bytes --------------------------------------------------------------------------------------------- */
 
 /* Returns 0 if the socket is to blame for no progress, else -1 with errno. */
 static int no_progress(rdt_tls *tls, int result) {

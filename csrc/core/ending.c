@@ -21,31 +21,29 @@
 #include "core/post/posting.h"
 #include "core/workers.h"
 
-/* ---- chores ---------------------------------------------------------------------------------------- */
-
-static void run_chore(void *argument) {
+static void run_task(void *argument) {
   rdt_channel *channel = argument;
-  channel->run_chore(channel);
-  atomic_store(&channel->chore, RDT_CHORE_DONE);
+  channel->run_task(channel);
+  atomic_store(&channel->task, RDT_TASK_DONE);
   rdt_device_wake(channel->device);
   rdt_channel_unref(channel);
 }
 
-/* Has a worker run the chore, or runs it here if none can start. Returns true once it is done. */
-static bool chore_done(rdt_channel *channel, void (*run)(rdt_channel *)) {
-  if (atomic_load(&channel->chore) == RDT_CHORE_NONE) {
-    channel->run_chore = run;
-    atomic_store(&channel->chore, RDT_CHORE_RUNS);
+/* Has a worker run the task, or runs it here if none can start. Returns true once it is done. */
+static bool task_done(rdt_channel *channel, void (*run)(rdt_channel *)) {
+  if (atomic_load(&channel->task) == RDT_TASK_NONE) {
+    channel->run_task = run;
+    atomic_store(&channel->task, RDT_TASK_RUNS);
     rdt_channel_ref(channel);
-    if (!rdt_worker_start(channel->device, RDT_WORK_ENDING, run_chore, channel)) run_chore(channel);
+    if (!rdt_worker_start(channel->device, RDT_TASK_ENDING, run_task, channel)) run_task(channel);
   }
-  if (atomic_load(&channel->chore) != RDT_CHORE_DONE) return false;
-  atomic_store(&channel->chore, RDT_CHORE_NONE);
+  if (atomic_load(&channel->task) != RDT_TASK_DONE) return false;
+  atomic_store(&channel->task, RDT_TASK_NONE);
   return true;
 }
 
-bool rdt_channel_does_chore(const rdt_channel *channel) {
-  return atomic_load_explicit(&channel->chore, memory_order_acquire) == RDT_CHORE_RUNS;
+bool rdt_channel_runs_task(const rdt_channel *channel) {
+  return atomic_load_explicit(&channel->task, memory_order_acquire) == RDT_TASK_RUNS;
 }
 
 static void sever(rdt_channel *channel) {
@@ -56,8 +54,6 @@ static void sever(rdt_channel *channel) {
 
 static void free_regions(rdt_channel *channel) { rdt_regions_free(channel->device, channel); }
 
-/* ---- traffic --------------------------------------------------------------------------------------- */
-
 static bool idle(const rdt_channel *channel) {
   const rdt_transport *transport = channel->transport;
   return !transport->endpoint_idle || transport->endpoint_idle(channel->endpoint);
@@ -65,10 +61,10 @@ static bool idle(const rdt_channel *channel) {
 
 /* When a peer ends, all channels to it do, one after the other. One line of the log says so. */
 static bool is_news(const rdt_channel *lost) {
-  if (rdt_now_ms() < lost->told_until) return false;
+  if (rdt_now_ms() < lost->announced_until) return false;
   int64_t until = rdt_now_ms() + (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   for (rdt_channel *each = lost->device->active; each; each = each->next)
-    if (each->peer_generation == lost->peer_generation) each->told_until = until;
+    if (each->peer_generation == lost->peer_generation) each->announced_until = until;
   return true;
 }
 
@@ -106,8 +102,8 @@ void rdt_channel_close_gently(rdt_channel *channel, rdt_status why, const char *
 
 bool rdt_channel_drain(rdt_channel *channel) {
   if (channel->drained) return true;
-  if (atomic_load(&channel->chore) != RDT_CHORE_NONE || !idle(channel)) {
-    if (rdt_now_ms() < channel->drain_deadline || !chore_done(channel, sever)) return false;
+  if (atomic_load(&channel->task) != RDT_TASK_NONE || !idle(channel)) {
+    if (rdt_now_ms() < channel->drain_deadline || !task_done(channel, sever)) return false;
     rdt_events events = rdt_channel_events(channel);
     pthread_mutex_lock(&channel->poll_lock);
     channel->transport->endpoint_abort(channel->endpoint, &events);
@@ -119,8 +115,6 @@ bool rdt_channel_drain(rdt_channel *channel) {
   channel->client->down(channel);
   return true;
 }
-
-/* ---- memory ---------------------------------------------------------------------------------------- */
 
 static bool has_tenants(rdt_channel *channel) {
   pthread_mutex_lock(&channel->lock);
@@ -138,8 +132,8 @@ static bool withdraw(rdt_channel *channel) {
   pthread_mutex_lock(&device->lock);
   channel->released = true; /* no region can be added for it any more */
   pthread_mutex_unlock(&device->lock);
-  const bool frees = atomic_load(&channel->chore) != RDT_CHORE_NONE || has_tenants(channel);
-  if (frees && !chore_done(channel, free_regions)) return false;
+  const bool frees = atomic_load(&channel->task) != RDT_TASK_NONE || has_tenants(channel);
+  if (frees && !task_done(channel, free_regions)) return false;
   channel->withdrawn = true;
   channel->client->released(channel);
   return true;

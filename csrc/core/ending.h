@@ -20,6 +20,6 @@ bool rdt_channel_drain(rdt_channel *channel);
 /* Moves a channel that is down towards its end. Returns true when nothing is left to wait for. */
 bool rdt_channel_finish(rdt_channel *channel);
 /* Reports whether a worker holds the endpoint, with poll_lock. */
-bool rdt_channel_does_chore(const rdt_channel *channel);
+bool rdt_channel_runs_task(const rdt_channel *channel);
 
 #endif

@@ -32,8 +32,6 @@ static inbox *inbox_of(const rdt_device *device) {
   return rdt_client_state(device, RDT_PURPOSE_USER);
 }
 
-/* ---- the inbox -------------------------------------------------------------------------------------- */
-
 static rdt_status open_inbox(rdt_device *device, void **state) {
   (void)device;
   inbox *in = calloc(1, sizeof(*in));
@@ -116,7 +114,7 @@ static bool put(rdt_channel *channel, uint64_t immediate, const void *data, size
   return true;
 }
 
-/* From here on notifications must wake the progress thread, also those of channels that linger. */
+/* From here on notifications must wake the progress thread, also those of channels that are silent. */
 static void begin_reading(rdt_device *device) {
   atomic_fetch_add(&device->readers, 1);
   if (atomic_load(&device->ticking)) rdt_device_wake(device);
@@ -226,8 +224,6 @@ void rdt_device_unwatch(rdt_device *device, const rdt_event_queue *queue) {
   pthread_mutex_unlock(&in->lock);
   if (event) rdt_event_free(event);
 }
-
-/* ---- the client ------------------------------------------------------------------------------------- */
 
 /* The user already knows the channels that this process connected itself. */
 static void on_connected(rdt_channel *channel) {

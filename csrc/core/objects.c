@@ -11,8 +11,6 @@
 #include "base/forks.h"
 #include "base/status.h"
 
-/* ---- devices ---------------------------------------------------------------------------------------- */
-
 rdt_status rdt_device_check(const rdt_device *device) {
   if (device->fork_epoch != rdt_forks_epoch())
     return rdt_fail(RDT_ERR_FORKED,
@@ -57,8 +55,6 @@ static _Thread_local bool on_progress_thread;
 bool rdt_on_progress_thread(void) { return on_progress_thread; }
 
 void rdt_begin_progress_thread(void) { on_progress_thread = true; }
-
-/* ---- channels, remote regions ------------------------------------------------------------------------ */
 
 void rdt_channel_ref(rdt_channel *channel) {
   atomic_fetch_add_explicit(&channel->refs, 1, memory_order_relaxed);

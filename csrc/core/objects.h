@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The core's objects, and who may access what. docs/ownership.md explains it. device ──owns──>
- * regions, active channels (device->lock) channel ──owns─> endpoint, control socket, queue
- * (send_lock), calls and remote regions (lock) remote region ──holds──> its channel References: a
- * channel is held by the device while active, by each user handle and each remote region; a device
+ * The core's objects, and who may access what. docs/ownership.md explains it.
+ *
+ *   device        owns regions and active channels (device->lock)
+ *   channel       owns endpoint, control socket, queue (send_lock), calls and remote regions (lock)
+ *   remote region holds its channel
+ *
+ * A channel is held by the device while active, by each user handle and each remote region; a device
  * by its opener and by each channel. What a channel's threads may be using (endpoint, socket) is
  * freed with the last reference only.
  */
@@ -65,19 +68,19 @@ typedef struct rdt_device_transport {
   rdt_watch watch;
 } rdt_device_transport;
 
-typedef struct rdt_client rdt_client;       /* client.h */
-typedef struct rdt_handshake rdt_handshake; /* meet/bootstrap.c */
-typedef struct rdt_lines rdt_lines;         /* meet/lines.h */
+typedef struct rdt_client rdt_client;                     /* client.h */
+typedef struct rdt_handshake rdt_handshake;               /* meet/bootstrap.c */
+typedef struct rdt_data_connections rdt_data_connections; /* meet/data_connections.h */
 
-#define RDT_MISSES 16
+#define RDT_TRANSPORT_FAILURES 16
 
 /* A transport that did not reach a peer lately. */
-typedef struct rdt_miss {
+typedef struct rdt_transport_failure {
   uint64_t generation; /* of the peer */
   size_t transport;
   int64_t until; /* ms */
   char why[256];
-} rdt_miss;
+} rdt_transport_failure;
 
 /* The client that a channel serves. The number goes over the wire. */
 typedef enum rdt_purpose {
@@ -88,16 +91,16 @@ typedef enum rdt_purpose {
 } rdt_purpose;
 
 /* What workers do. Each kind of work has a limit of its own. */
-typedef enum rdt_work {
-  RDT_WORK_HANDSHAKE,
-  RDT_WORK_ALLOCATION,
-  RDT_WORK_ENDING,
-  RDT_WORK_KINDS
-} rdt_work;
-typedef struct rdt_errand rdt_errand; /* one piece of it */
+typedef enum rdt_task_kind {
+  RDT_TASK_HANDSHAKE,
+  RDT_TASK_ALLOCATION,
+  RDT_TASK_ENDING,
+  RDT_TASK_KINDS
+} rdt_task_kind;
+typedef struct rdt_task rdt_task; /* one piece of it */
 
-/* A chore of a channel that ends; see core/ending.c. */
-typedef enum rdt_chore { RDT_CHORE_NONE, RDT_CHORE_RUNS, RDT_CHORE_DONE } rdt_chore;
+/* A task of a channel that ends; see core/ending.c. */
+typedef enum rdt_task_state { RDT_TASK_NONE, RDT_TASK_RUNS, RDT_TASK_DONE } rdt_task_state;
 
 struct rdt_device {
   atomic_int refs;
@@ -128,7 +131,7 @@ struct rdt_device {
   rdt_channel *active; /* only this thread changes the list, under lock */
   int epoll_fd, wake_fd;
   atomic_bool stop;
-  /* A timer, which runs while a channel lingers; see helping.h. */
+  /* A timer, which runs while a channel is silent; see busy_poll.h. */
   rdt_watch tick_watch;
   int tick_fd;
   atomic_bool ticking;
@@ -143,12 +146,13 @@ struct rdt_device {
 
   rdt_handshake *handshakes; /* those that may be evicted; under lock */
   int handshake_count;
-  rdt_lines *expected; /* data connections, of channels that are being attached; under lock */
+  rdt_data_connections
+      *expected; /* data connections, of channels that are being attached; under lock */
 
-  rdt_miss misses[RDT_MISSES]; /* under lock */
+  rdt_transport_failure transport_failures[RDT_TRANSPORT_FAILURES]; /* under lock */
 
-  int workers[RDT_WORK_KINDS]; /* how many run; under lock */
-  rdt_errand *endings;         /* that wait for a worker; under lock */
+  int workers[RDT_TASK_KINDS]; /* how many run; under lock */
+  rdt_task *endings;           /* that wait for a worker; under lock */
   pthread_cond_t workers_done;
 };
 
@@ -198,14 +202,14 @@ struct rdt_channel {
   rdt_watch control_watch, event_watch;
 
   atomic_bool down, close_requested, broken;
-  rdt_status why;                   /* why it went down; set before `down` */
-  char cause[384];                  /* the first cause, in words; under `lock` until `down` */
-  atomic_int chore;                 /* rdt_chore; only its worker and the progress thread set it */
-  void (*run_chore)(rdt_channel *); /* set before it runs */
+  rdt_status why;  /* why it went down; set before `down` */
+  char cause[384]; /* the first cause, in words; under `lock` until `down` */
+  atomic_int task; /* rdt_task_state; only its worker and the progress thread set it */
+  void (*run_task)(rdt_channel *); /* set before it runs */
   /* progress thread only */
   bool closing, peer_gone, own_end_sent, drained, withdrawn;
   int64_t drain_deadline, next_probe; /* ms */
-  int64_t told_until; /* ms: the log has said that another channel to this peer was lost */
+  int64_t announced_until; /* ms: the log has said that another channel to this peer was lost */
 
   /* A control message that has not arrived whole, and bytes that the socket did not take. */
   rdt_wire incoming; /* progress thread only */
@@ -222,12 +226,12 @@ struct rdt_channel {
    * doorbell wakes the progress thread for it; the progress thread looks every WARM_MS instead. */
   atomic_uint pollers, polls;
   atomic_uint
-      helpers; /* threads that poll for a transfer, while events are silent; see helping.h */
+      waiters; /* threads that poll for a transfer, while events are silent; see busy_poll.h */
   atomic_bool warm;
-  atomic_bool lingers;       /* it is silent although nobody helps; set under poll_lock */
-  _Atomic int64_t helped_us; /* when a thread last ended its wait */
-  uint64_t heard;            /* operations of the peer at that time, and */
-  int64_t heard_us;          /* when there was a new one; under poll_lock */
+  atomic_bool silent;        /* it is silent although nobody waits; set under poll_lock */
+  _Atomic int64_t waited_us; /* when a thread last ended its wait */
+  uint64_t seen;             /* operations of the peer at that time, and */
+  int64_t seen_us;           /* when there was a new one; under poll_lock */
   /* Progress thread only: `polls` when it last looked, and armed; rounds with something to take. */
   unsigned polls_seen, polls_armed, busy;
   pthread_mutex_t send_lock; /* the endpoint's send side, and the queue */

@@ -17,8 +17,8 @@
 #include "core/client.h"
 #include "core/ending.h"
 #include "core/memory/control.h"
+#include "core/post/busy_poll.h"
 #include "core/post/channel.h"
-#include "core/post/helping.h"
 #include "core/post/overdue.h"
 #include "core/post/polling.h"
 #include "core/post/posting.h"
@@ -31,8 +31,6 @@
 #define WATCH_MS 50     /* interval of checking what no event announces, while asleep */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
 
-/* ---- channels of groups that other threads poll ------------------------------------------------- */
-
 /* Returns true if the progress thread must check the channel by itself, because no doorbell
  * wakes it. That ends when nobody has polled the channel between two checks. */
 static bool stays_warm(rdt_channel *channel) {
@@ -44,8 +42,6 @@ static bool stays_warm(rdt_channel *channel) {
   if (!used) atomic_store(&channel->warm, false);
   return used;
 }
-
-/* ---- arrivals and departures ------------------------------------------------------------------------- */
 
 static void forget(rdt_device *device, rdt_channel *channel) {
   rdt_channel **link = &device->active;
@@ -94,12 +90,10 @@ static void adopt_arrivals(rdt_device *device) {
   }
 }
 
-/* ---- work ------------------------------------------------------------------------------------------ */
-
 /* Returns true if another thread has polled the channel since the last call. That thread will
  * poll again, but not while it is busy with what it found. */
 static bool others_poll(rdt_channel *channel) {
-  if (atomic_load(&channel->pollers) + atomic_load(&channel->helpers) == 0) return false;
+  if (atomic_load(&channel->pollers) + atomic_load(&channel->waiters) == 0) return false;
   unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
   bool polled = polls != channel->polls_seen;
   channel->polls_seen = polls;
@@ -119,8 +113,8 @@ static int advance_channel(rdt_channel *channel, bool may_take) {
   bool down = atomic_load_explicit(&channel->down, memory_order_relaxed);
   int taken = 0;
   if (down)
-    taken = rdt_channel_does_chore(channel) ? 0 : rdt_channel_take(channel, 0);
-  else if (!rdt_channel_lingers(channel) && !others_poll(channel))
+    taken = rdt_channel_runs_task(channel) ? 0 : rdt_channel_take(channel, 0);
+  else if (!rdt_channel_is_silent(channel) && !others_poll(channel))
     taken = rdt_channel_try_take(channel, may_take ? RDT_POLL_BUDGET : 0);
   rdt_control_flush(channel);
   if (down) return taken;
@@ -210,7 +204,7 @@ static bool serve_events(rdt_device *device, int timeout_ms) {
       serve_domain(device, target->transport);
     else if (target->kind == RDT_WATCH_TICK) {
       drain_counter(device->tick_fd);
-      changes_nothing = rdt_channels_linger_on(device) && count == 1;
+      changes_nothing = rdt_channels_stay_silent(device) && count == 1;
     }
     /* An endpoint's event only wakes us: advance_all finds what happened. */
   }
@@ -234,8 +228,6 @@ static int probe_all(rdt_device *device) {
   return (int)next;
 }
 
-/* ---- sleep ------------------------------------------------------------------------------------------ */
-
 /* Completions of our operations need to wake us only if something waits for them. */
 static bool arm(rdt_channel *channel, bool may_take) {
   const rdt_transport *transport = channel->transport;
@@ -244,10 +236,10 @@ static bool arm(rdt_channel *channel, bool may_take) {
                      atomic_load(&channel->sleepers) > 0 ||
                      (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
   if (holds_control(channel)) return false;
-  if (!down && (stays_warm(channel) || rdt_channel_lingers(channel))) return true;
+  if (!down && (stays_warm(channel) || rdt_channel_is_silent(channel))) return true;
   if (!rdt_channel_hold(channel)) return true; /* whoever polls arms it in the end */
   may_take |= !channel->client->throttled;
-  bool quiet = (!down && atomic_load(&channel->helpers) > 0) ||
+  bool quiet = (!down && atomic_load(&channel->waiters) > 0) ||
                transport->arm(channel->endpoint, may_take && !down, completions);
   pthread_mutex_unlock(&channel->poll_lock);
   return quiet;
@@ -256,14 +248,14 @@ static bool arm(rdt_channel *channel, bool may_take) {
 static bool arm_all(rdt_device *device, bool may_take) {
   bool quiet = true;
   for (rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (!channel->drained && !rdt_channel_does_chore(channel)) quiet &= arm(channel, may_take);
+    if (!channel->drained && !rdt_channel_runs_task(channel)) quiet &= arm(channel, may_take);
   return quiet;
 }
 
 static void disarm_all(rdt_device *device) {
   for (rdt_channel *channel = device->active; channel; channel = channel->next) {
     channel->busy = 0;
-    if (rdt_channel_does_chore(channel) || !rdt_channel_hold(channel)) continue;
+    if (rdt_channel_runs_task(channel) || !rdt_channel_hold(channel)) continue;
     channel->transport->disarm(channel->endpoint);
     pthread_mutex_unlock(&channel->poll_lock);
   }
@@ -292,7 +284,7 @@ static void sleep_until_event(rdt_device *device, bool may_take) {
   bool quiet = arm_all(device, may_take);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
     if (atomic_load(&channel->warm) ||
-        (atomic_load(&channel->helpers) > 0 && !rdt_channel_lingers(channel)))
+        (atomic_load(&channel->waiters) > 0 && !rdt_channel_is_silent(channel)))
       limit = shorter(limit, WARM_MS);
   const int64_t end = rdt_now_ms() + limit;
   /* The wake-up that came with `stop` may be drained already. */

@@ -19,8 +19,6 @@ static rdt_status no_memory(void) {
   return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left to put the graph in order");
 }
 
-/* ---- Checks ------------------------------------------------------------------------------------- */
-
 static rdt_status check_use(const rdt_plan_node *nodes, size_t node_count, const rdt_plan_use *use,
                             size_t index) {
   if (use->producer >= node_count || use->consumer_count == 0 || !use->consumers)
@@ -56,8 +54,6 @@ static rdt_status check_arguments(const rdt_plan_node *nodes, size_t node_count,
   }
   return RDT_OK;
 }
-
-/* ---- The graph ---------------------------------------------------------------------------------- */
 
 static void free_graph(plan_graph *graph) {
   free(graph->starts);
@@ -134,8 +130,6 @@ static rdt_status build_graph(plan_graph *graph, const rdt_plan_arc *arcs) {
   free(waiting);
   return RDT_OK;
 }
-
-/* ---- Readiness ---------------------------------------------------------------------------------- */
 
 /* Level above depth: as numbers they sort as pairs do. */
 static uint64_t moment_of(const plan_graph *graph, uint32_t node) {

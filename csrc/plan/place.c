@@ -8,8 +8,6 @@
 
 #include "plan/plan.h"
 
-/* ---- Lifetimes ---------------------------------------------------------------------------------- */
-
 /* Lifetimes become sets of bits, so that one operation tells whether two overlap. A bit stands
  * for one of the link's distinct values of `first`, in ascending order. If there are more than
  * 64, it stands for several neighbouring ones, and some lifetimes overlap needlessly. */
@@ -74,8 +72,6 @@ static rdt_status find_lives(plan_link *link) {
   return RDT_OK;
 }
 
-/* ---- Preparation -------------------------------------------------------------------------------- */
-
 /* Entries of a link lie in one array, ordered by name. */
 static int by_position(const plan_entry *a, const plan_entry *b) { return (a > b) - (a < b); }
 
@@ -108,8 +104,6 @@ rdt_status plan_prepare_link(plan_link *link, const rdt_plan_options *options) {
   qsort(link->fusable, link->fusable_count, sizeof(link->fusable[0]), by_readiness);
   return find_lives(link);
 }
-
-/* ---- Groups ------------------------------------------------------------------------------------- */
 
 static uint32_t add_ring(plan_link *link, uint32_t slots) {
   uint32_t number = link->summary.ring_count++;
@@ -157,8 +151,6 @@ static void make_groups(plan_link *link, const rdt_plan_options *options, uint32
   close_group(link, options->slots, &open);
   link->summary.group_count = link->summary.ring_count;
 }
-
-/* ---- Rings -------------------------------------------------------------------------------------- */
 
 /* Finds a ring with room for the life of `entry`. Returns false if none of those tried has.
  * Entries come largest first, so joining a ring costs no memory. */

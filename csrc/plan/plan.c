@@ -36,8 +36,6 @@ static rdt_status no_memory(void) {
   return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left for the transfer plan");
 }
 
-/* ---- Words -------------------------------------------------------------------------------------- */
-
 const char *rdt_plan_class_name(rdt_plan_class plan_class) {
   static const char *const names[] = {"static", "bounded", "dynamic", "rpc"};
   size_t row = (size_t)plan_class;
@@ -58,8 +56,6 @@ const char *rdt_plan_reason_text(rdt_plan_reason reason) {
   size_t row = (size_t)reason;
   return row < sizeof(texts) / sizeof(texts[0]) ? texts[row] : "";
 }
-
-/* ---- Checks ------------------------------------------------------------------------------------- */
 
 rdt_status plan_check_options(const rdt_plan_options *options) {
   if (!options || options->struct_size != sizeof(*options))
@@ -103,8 +99,6 @@ static rdt_status check_arguments(const rdt_plan_edge *edges, size_t edge_count,
   }
   return status;
 }
-
-/* ---- Order -------------------------------------------------------------------------------------- */
 
 static int by_link(const rdt_plan_edge *x, const rdt_plan_edge *y) {
   if (x->source != y->source) return x->source < y->source ? -1 : 1;
@@ -166,8 +160,6 @@ static rdt_status find_links(work *self, const rdt_plan_options *options) {
   return RDT_OK;
 }
 
-/* ---- Hashes (FNV-1a, 64 bits) ------------------------------------------------------------------- */
-
 #define HASH_START 0xcbf29ce484222325ull
 #define HASH_PRIME 0x100000001b3ull
 
@@ -211,8 +203,6 @@ static uint64_t hash_link(const plan_link *link) {
   }
   return hash;
 }
-
-/* ---- Making a plan ------------------------------------------------------------------------------ */
 
 static void free_work(work *self) {
   free(self->entries);
@@ -300,8 +290,6 @@ void rdt_plan_free(rdt_plan *plan) {
   free(plan->rings);
   free(plan);
 }
-
-/* ---- Reading a plan ----------------------------------------------------------------------------- */
 
 rdt_status rdt_plan_get_place(const rdt_plan *plan, size_t index, rdt_plan_place *place) {
   if (!plan || !place || index >= plan->edge_count)

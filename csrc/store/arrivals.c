@@ -68,8 +68,6 @@ rdt_status rdt_store_release(rdt_store *store, uint32_t rank) {
                   store->name);
 }
 
-/* ---- clocks ------------------------------------------------------------------------------------------ */
-
 static void free_sent(void *context, rdt_status status) {
   (void)status; /* a member that is lost needs no clock */
   free(context);

@@ -233,8 +233,6 @@ void rdt_store_close(rdt_store *store) {
   store_free(store);
 }
 
-/* ---- publishing ------------------------------------------------------------------------------------ */
-
 rdt_status rdt_store_begin(rdt_store *store, void **memory) {
   if (!store || !memory) return rdt_fail(RDT_ERR_INVALID, "store and memory must not be NULL");
   if (store->options.bytes == 0)

@@ -157,8 +157,6 @@ rdt_status rdt_store_pull(rdt_store *store, uint32_t rank, uint64_t offset, uint
   return status;
 }
 
-/* ---- pushing --------------------------------------------------------------------------------------- */
-
 typedef struct {
   uint64_t number, bytes, mark;
 } push_head;

@@ -95,8 +95,8 @@ typedef struct rdt_transport {
   /* Optional: for transports that use connections to the peer's bootstrap port. After
    * endpoint_connect, the first returns how many; the core makes them and hands them over, each with
    * its number, before the channel opens. On success the endpoint owns the socket. */
-  uint32_t (*line_count)(const rdt_endpoint *endpoint);
-  rdt_status (*line_add)(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
+  uint32_t (*data_connection_count)(const rdt_endpoint *endpoint);
+  rdt_status (*data_connection_add)(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
   /* Optional: ends traffic. What was posted still completes through poll. Idle returns true when
    * nothing is left and the peer can reach nothing any more. */
   void (*endpoint_stop)(rdt_endpoint *endpoint);

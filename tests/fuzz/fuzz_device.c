@@ -93,7 +93,7 @@ static void start(void) {
 static bool is_quiet(void) {
   pthread_mutex_lock(&device->lock);
   int workers = 0;
-  for (int kind = 0; kind < RDT_WORK_KINDS; kind++) workers += device->workers[kind];
+  for (int kind = 0; kind < RDT_TASK_KINDS; kind++) workers += device->workers[kind];
   pthread_mutex_unlock(&device->lock);
   return workers == 0 && atomic_load(&connected) == atomic_load(&released);
 }

@@ -42,7 +42,7 @@ static const rdt_events events = {NULL, notified, completed};
 
 static rdt_registration *open_region(uint8_t *memory, uint64_t size, uint32_t access, bool one) {
   rdt_registration *made;
-  rdt_region_memory region = {memory, size, access, one};
+  rdt_region_memory region = {memory, size, access, RDT_MEMORY_HOST, one};
   FUZZ_EXPECT(rdt_tcp_region_register(domain, &region, &made) == RDT_OK);
   return made;
 }
@@ -64,7 +64,7 @@ static void start(void) {
   for (uint32_t i = 0; i < STREAMS; i++) {
     int ends[2];
     FUZZ_EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-    FUZZ_EXPECT(rdt_tcp_line_add(tested, i, rdt_socket_of(ends[0])) == RDT_OK);
+    FUZZ_EXPECT(rdt_tcp_socket_add(tested, i, rdt_socket_of(ends[0])) == RDT_OK);
     peer[i] = ends[1];
   }
 }

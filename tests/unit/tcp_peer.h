@@ -10,7 +10,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include "transport/tcp/carriers.h"
+#include "transport/tcp/io_threads.h"
 #include "transport/tcp/objects.h"
 #include "unit.h"
 
@@ -59,19 +59,19 @@ static inline void pair_over_tcp(int ends[2]) {
   close(listener);
 }
 
-static inline void connect_over(void (*pair)(int ends[2]), uint32_t carriers) {
+static inline void connect_over(void (*pair)(int ends[2]), uint32_t io_threads) {
   rdt_bundle offer;
   notifications = completions = successes = 0;
   last_status = RDT_OK;
   EXPECT_STATUS(RDT_OK, rdt_tcp_domain_open(&domain));
-  domain->carrier_limit = carriers;
+  domain->io_thread_limit = io_threads;
   EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_create(domain, &end, &offer));
   EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_connect(end, "peer", &offer));
-  EXPECT(rdt_tcp_line_count(end) == STREAMS);
+  EXPECT(rdt_tcp_socket_count(end) == STREAMS);
   for (uint32_t i = 0; i < STREAMS; i++) {
     int ends[2];
     pair(ends);
-    EXPECT_STATUS(RDT_OK, rdt_tcp_line_add(end, i, rdt_socket_of(ends[0])));
+    EXPECT_STATUS(RDT_OK, rdt_tcp_socket_add(end, i, rdt_socket_of(ends[0])));
     peer[i] = ends[1];
   }
 }
@@ -83,14 +83,14 @@ static inline void disconnect_end(void) {
   poll_end();
   EXPECT(rdt_tcp_endpoint_idle(end));
   rdt_tcp_endpoint_destroy(end);
-  rdt_tcp_carriers_stop(domain);
+  rdt_tcp_io_threads_stop(domain);
   rdt_tcp_domain_close(domain);
   for (uint32_t i = 0; i < STREAMS; i++) close(peer[i]);
 }
 
 static inline rdt_registration *open_region(uint32_t access, bool one_peer) {
   rdt_registration *made;
-  rdt_region_memory region = {memory, SIZE, access, one_peer};
+  rdt_region_memory region = {memory, SIZE, access, RDT_MEMORY_HOST, one_peer};
   EXPECT_STATUS(RDT_OK, rdt_tcp_region_register(domain, &region, &made));
   return made;
 }

@@ -389,7 +389,7 @@ static void test_waiting_ends_with_the_poll(void) {
   end here = {0}, there;
   rdt_region *region;
   rdt_remote_region *remote;
-  unsigned helped = 0, at_once = 0;
+  unsigned polled = 0, at_once = 0;
   char transports[256];
   rdt_config_text(RDT_CONFIG_TRANSPORTS, transports, sizeof(transports));
   rdt_config_set("TRANSPORTS", "tcp");
@@ -403,16 +403,16 @@ static void test_waiting_ends_with_the_poll(void) {
   EXPECT_STATUS(RDT_OK, rdt_remote_region_find(channel, "word", -1, &remote));
   rdt_op op = {.kind = RDT_OP_WRITE, .local = "8 bytes", .size = 8, .remote = remote};
   /* The device's thread may be the one that finds a completion, the more often the less this one runs. */
-  for (unsigned i = 0; i < 500 * TIMES && helped < TIMES; i++) {
+  for (unsigned i = 0; i < 500 * TIMES && polled < TIMES; i++) {
     rdt_transfer *transfer;
     EXPECT(rdt_channel_submit(channel, &op, 1, &transfer) >= RDT_OK);
     fruitful = 0;
     if (transfer) EXPECT_STATUS(RDT_OK, rdt_transfer_wait(transfer, -1));
-    helped += fruitful > 0;
+    polled += fruitful > 0;
     at_once += fruitful > 0 && since == 0;
     rdt_transfer_free(transfer);
   }
-  EXPECT(helped == TIMES && at_once > TIMES / 2);
+  EXPECT(polled == TIMES && at_once > TIMES / 2);
   rdt_remote_region_unref(remote);
   rdt_channel_unref(channel);
   rdt_channel_unref(back);

@@ -20,7 +20,7 @@ static void hold(void *argument) {
 }
 
 /* Returns how many were taken on. */
-static int start_many(rdt_device *device, rdt_work kind) {
+static int start_many(rdt_device *device, rdt_task_kind kind) {
   int taken = 0;
   atomic_store(&held, true);
   atomic_store(&begun, 0);
@@ -29,7 +29,7 @@ static int start_many(rdt_device *device, rdt_work kind) {
   return taken;
 }
 
-static void test_limit(rdt_device *device, rdt_work kind) {
+static void test_limit(rdt_device *device, rdt_task_kind kind) {
   const int taken = start_many(device, kind);
   EXPECT(taken > 0 && taken < MANY);
   EXPECT(becomes(&begun, taken));
@@ -38,7 +38,7 @@ static void test_limit(rdt_device *device, rdt_work kind) {
 }
 
 static void test_endings(rdt_device *device) {
-  EXPECT(start_many(device, RDT_WORK_ENDING) == MANY);
+  EXPECT(start_many(device, RDT_TASK_ENDING) == MANY);
   UNTIL(atomic_load(&begun) > 0);
   EXPECT(atomic_load(&begun) < MANY);
   atomic_store(&held, false);
@@ -47,7 +47,7 @@ static void test_endings(rdt_device *device) {
 
 /* Closing the device waits for the work that it has taken on. */
 static void test_close(rdt_device *device) {
-  EXPECT(start_many(device, RDT_WORK_ENDING) == MANY);
+  EXPECT(start_many(device, RDT_TASK_ENDING) == MANY);
   atomic_store(&held, false);
   rdt_device_close(device);
   EXPECT(atomic_load(&done) == MANY);
@@ -57,8 +57,8 @@ int main(void) {
   rdt_device *device;
   EXPECT_STATUS(RDT_OK, rdt_config_set("TRANSPORTS", "shm"));
   EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &device));
-  test_limit(device, RDT_WORK_HANDSHAKE);
-  test_limit(device, RDT_WORK_ALLOCATION);
+  test_limit(device, RDT_TASK_HANDSHAKE);
+  test_limit(device, RDT_TASK_ALLOCATION);
   test_endings(device);
   test_endings(device);
   test_close(device);

@@ -16,8 +16,6 @@
 
 #define COMPLAINT_MS 60000
 
-/* ---- Where peers are ------------------------------------------------------------------------------ */
-
 /* Converts an address to IPv6. Returns false for other families. */
 static bool address_of(const struct sockaddr *from, struct in6_addr *address) {
   if (from && from->sa_family == AF_INET6) {
@@ -91,8 +89,6 @@ rdt_status rdt_origin_check(const rdt_origin *origin, const char *device) {
       "INSECURE=1 if everybody who reaches them may read and write their regions",
       origin->host, device);
 }
-
-/* ---- What they may take --------------------------------------------------------------------------- */
 
 void rdt_admission_init(rdt_admission *admission) { pthread_mutex_init(&admission->lock, NULL); }
 
@@ -172,8 +168,6 @@ void rdt_admission_release(rdt_admission *admission, uint64_t bytes) {
   admission->tenant_bytes -= bytes;
   pthread_mutex_unlock(&admission->lock);
 }
-
-/* ---- The log -------------------------------------------------------------------------------------- */
 
 bool rdt_admission_may_complain(rdt_admission *admission, const char *host) {
   int64_t now = rdt_now_ms();

@@ -25,9 +25,9 @@
 #include "base/status.h"
 #include "base/text.h"
 #include "base/wait.h"
+#include "core/meet/data_connections.h"
 #include "core/meet/encrypt.h"
 #include "core/meet/handshake.h"
-#include "core/meet/lines.h"
 #include "core/post/channel.h"
 #include "core/workers.h"
 #include "transport/registry.h"
@@ -43,19 +43,17 @@ struct rdt_handshake {
   rdt_device *device;
   rdt_origin origin;
   rdt_socket socket;
-  bool local;           /* a unix socket */
-  int64_t since;        /* ms */
-  bool listed, evicted; /* evicted: its socket was shut down for a newer one */
-  bool is_line;         /* probably, because some are expected from there: it takes no place */
-  bool proven;          /* the peer has the secret: it is not evicted */
+  bool local;              /* a unix socket */
+  int64_t since;           /* ms */
+  bool listed, evicted;    /* evicted: its socket was shut down for a newer one */
+  bool is_data_connection; /* probably, because some are expected from there: it takes no place */
+  bool proven;             /* the peer has the secret: it is not evicted */
 };
 
-/* ---- One handshake -------------------------------------------------------------------------------- */
-
-static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *work, rdt_wire *wire,
-                               rdt_deadline deadline) {
+static rdt_status answer_hello(rdt_greeting *greeting, const rdt_handshake *handshake,
+                               rdt_wire *wire, rdt_deadline deadline) {
   rdt_status status = rdt_greeting_take_hello(greeting, wire);
-  if (status == RDT_OK) status = rdt_greeting_check_trust(greeting, &work->origin);
+  if (status == RDT_OK) status = rdt_greeting_check_trust(greeting, &handshake->origin);
   return status == RDT_OK ? rdt_greeting_send_hello(greeting, deadline) : status;
 }
 
@@ -95,12 +93,13 @@ static rdt_status check_transport(const rdt_device *device, const rdt_transport 
 }
 
 /* Creates our end for a valid ATTACH. */
-static rdt_status create_channel(const rdt_handshake *work, const rdt_attach *asked,
+static rdt_status create_channel(const rdt_handshake *handshake, const rdt_attach *asked,
                                  rdt_bundle *offer, rdt_channel **channel) {
-  rdt_device *device = work->device;
+  rdt_device *device = handshake->device;
   rdt_guest *guest = NULL;
-  rdt_status status = check_transport(device, asked->transport, work->local);
-  if (status == RDT_OK) status = rdt_admission_enter(&device->admission, work->origin.host, &guest);
+  rdt_status status = check_transport(device, asked->transport, handshake->local);
+  if (status == RDT_OK)
+    status = rdt_admission_enter(&device->admission, handshake->origin.host, &guest);
   if (status == RDT_OK)
     status = rdt_channel_create(device, asked->transport, asked->purpose, offer, channel);
   if (status != RDT_OK) {
@@ -117,22 +116,22 @@ static rdt_status was_dropped(void) {
 }
 
 /* The peer has proven that it has our secret. */
-static rdt_status trust(rdt_handshake *work) {
-  rdt_device *device = work->device;
+static rdt_status trust(rdt_handshake *handshake) {
+  rdt_device *device = handshake->device;
   pthread_mutex_lock(&device->lock);
-  work->proven = true;
-  bool evicted = work->evicted;
+  handshake->proven = true;
+  bool evicted = handshake->evicted;
   pthread_mutex_unlock(&device->lock);
   return evicted ? was_dropped() : RDT_OK;
 }
 
 /* Creates our end and joins it to the peer's. Fills `offer` with what the peer's end needs. */
-static rdt_status accept_channel(rdt_greeting *greeting, rdt_handshake *work, rdt_wire *wire,
+static rdt_status accept_channel(rdt_greeting *greeting, rdt_handshake *handshake, rdt_wire *wire,
                                  rdt_fds *fds, rdt_bundle *offer, rdt_channel **channel) {
   rdt_attach asked;
   rdt_status status = rdt_greeting_take_attach(greeting, wire, &asked);
-  if (status == RDT_OK && work->device->secret) status = trust(work);
-  if (status == RDT_OK) status = create_channel(work, &asked, offer, channel);
+  if (status == RDT_OK && handshake->device->secret) status = trust(handshake);
+  if (status == RDT_OK) status = create_channel(handshake, &asked, offer, channel);
   if (status != RDT_OK) return status;
   asked.bundle.fds = *fds;
   status = (*channel)->transport->endpoint_connect((*channel)->endpoint, greeting->peer.name,
@@ -158,18 +157,18 @@ static rdt_status await_ready(rdt_channel *channel, rdt_deadline deadline) {
 }
 
 /* Gives up the place. Returns false if the handshake was evicted. */
-static bool settle(rdt_handshake *work) {
-  rdt_device *device = work->device;
+static bool settle(rdt_handshake *handshake) {
+  rdt_device *device = handshake->device;
   pthread_mutex_lock(&device->lock);
   rdt_handshake **link = &device->handshakes;
-  while (*link && *link != work) link = &(*link)->next;
-  if (work->listed) {
-    *link = work->next;
-    device->handshake_count -= !work->is_line;
+  while (*link && *link != handshake) link = &(*link)->next;
+  if (handshake->listed) {
+    *link = handshake->next;
+    device->handshake_count -= !handshake->is_data_connection;
   }
-  work->listed = false;
+  handshake->listed = false;
   pthread_mutex_unlock(&device->lock);
-  return !work->evicted;
+  return !handshake->evicted;
 }
 
 /* The peer makes its data connections between these two messages. */
@@ -180,36 +179,40 @@ static rdt_status introduce(rdt_greeting *greeting, rdt_channel *channel, const 
   return status == RDT_OK ? await_ready(channel, deadline) : status;
 }
 
-static rdt_status keep(rdt_handshake *work) { return settle(work) ? RDT_OK : was_dropped(); }
+static rdt_status keep(rdt_handshake *handshake) {
+  return settle(handshake) ? RDT_OK : was_dropped();
+}
 
 /* On success the channel owns the socket. */
-static rdt_status open_channel(rdt_handshake *work, rdt_channel *channel) {
-  rdt_status status = keep(work);
+static rdt_status open_channel(rdt_handshake *handshake, rdt_channel *channel) {
+  rdt_status status = keep(handshake);
   return status == RDT_OK ? rdt_device_adopt(channel) : status;
 }
 
 /* On success the channel that the first message names owns the socket. */
-static rdt_status take_line(rdt_handshake *work, rdt_wire *wire) {
-  rdt_status status = keep(work);
-  return status == RDT_OK ? rdt_lines_take(work->device, wire, work->socket) : status;
+static rdt_status take_data_connection(rdt_handshake *handshake, rdt_wire *wire) {
+  rdt_status status = keep(handshake);
+  return status == RDT_OK ? rdt_data_connections_take(handshake->device, wire, handshake->socket)
+                          : status;
 }
 
-static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *work,
+static rdt_status answer_attach(rdt_greeting *greeting, rdt_handshake *handshake,
                                 rdt_deadline deadline) {
   rdt_wire wire;
   rdt_bundle offer;
   rdt_channel *channel = NULL;
   rdt_fds fds = {.count = 0};
-  rdt_status status = rdt_net_receive(work->socket, &wire, work->local ? &fds : NULL, deadline);
-  if (status == RDT_OK) status = accept_channel(greeting, work, &wire, &fds, &offer, &channel);
+  rdt_status status =
+      rdt_net_receive(handshake->socket, &wire, handshake->local ? &fds : NULL, deadline);
+  if (status == RDT_OK) status = accept_channel(greeting, handshake, &wire, &fds, &offer, &channel);
   rdt_fds_close(&fds);
   if (status != RDT_OK) return status;
-  rdt_lines lines;
-  rdt_lines_begin(&lines, greeting, channel, work->origin.network);
+  rdt_data_connections connections;
+  rdt_data_connections_begin(&connections, greeting, channel, handshake->origin.network);
   status = introduce(greeting, channel, &offer, deadline);
-  rdt_status complete = rdt_lines_end(&lines);
+  rdt_status complete = rdt_data_connections_end(&connections);
   if (status == RDT_OK) status = complete;
-  if (status == RDT_OK) status = open_channel(work, channel);
+  if (status == RDT_OK) status = open_channel(handshake, channel);
   rdt_fds_close(&offer.fds);
   if (status != RDT_OK) {
     channel->control = RDT_NO_SOCKET; /* the caller's again */
@@ -228,36 +231,36 @@ static void report(rdt_device *device, const char *who, const char *network, rdt
 }
 
 static void run_handshake(void *argument) {
-  rdt_handshake *work = argument;
+  rdt_handshake *handshake = argument;
   rdt_greeting greeting;
   rdt_deadline deadline = rdt_deadline_after((int)rdt_config_number(RDT_CONFIG_DEADLINE_MS));
-  rdt_wait_interrupt_by(work->device->bootstrap_wake);
-  rdt_status status =
-      work->local ? RDT_OK : rdt_encrypt_accept(work->device, deadline, &work->socket);
-  if (status == RDT_OK && work->socket.tls) status = trust(work); /* else TLS had not begun */
-  rdt_greeting_begin(&greeting, work->device, RDT_SIDE_LISTENING, work->socket);
+  rdt_wait_interrupt_by(handshake->device->bootstrap_wake);
+  rdt_status status = handshake->local
+                          ? RDT_OK
+                          : rdt_encrypt_accept(handshake->device, deadline, &handshake->socket);
+  if (status == RDT_OK && handshake->socket.tls)
+    status = trust(handshake); /* else TLS had not begun */
+  rdt_greeting_begin(&greeting, handshake->device, RDT_SIDE_LISTENING, handshake->socket);
   rdt_wire first;
-  if (status == RDT_OK) status = rdt_net_receive(work->socket, &first, NULL, deadline);
+  if (status == RDT_OK) status = rdt_net_receive(handshake->socket, &first, NULL, deadline);
   if (status == RDT_OK && first.type == RDT_MESSAGE_LINE) {
-    status = take_line(work, &first);
+    status = take_data_connection(handshake, &first);
   } else {
-    if (status == RDT_OK) status = answer_hello(&greeting, work, &first, deadline);
-    if (status == RDT_OK) status = answer_attach(&greeting, work, deadline);
+    if (status == RDT_OK) status = answer_hello(&greeting, handshake, &first, deadline);
+    if (status == RDT_OK) status = answer_attach(&greeting, handshake, deadline);
   }
   if (status != RDT_OK) {
-    report(work->device, work->origin.host, work->origin.network, status);
+    report(handshake->device, handshake->origin.host, handshake->origin.network, status);
     if (status != RDT_ERR_CONNECTION_LOST && status != RDT_ERR_DEADLINE)
-      refuse(work->socket, status, deadline);
-    settle(work);
-    rdt_socket_close(&work->socket);
+      refuse(handshake->socket, status, deadline);
+    settle(handshake);
+    rdt_socket_close(&handshake->socket);
   }
-  free(work);
+  free(handshake);
 }
 
-/* ---- All of them ---------------------------------------------------------------------------------- */
-
 static bool may_go(const rdt_handshake *each) {
-  return !each->evicted && !each->proven && !each->is_line;
+  return !each->evicted && !each->proven && !each->is_data_connection;
 }
 
 /* Counts a network's handshakes that may be evicted, and finds the oldest. */
@@ -304,47 +307,49 @@ static bool make_room(const rdt_device *device) {
 static bool is_expected(const rdt_device *device, const char *network) {
   uint32_t taken = 0;
   for (const rdt_handshake *each = device->handshakes; each; each = each->next)
-    taken += each->is_line && strcmp(each->origin.network, network) == 0;
-  return taken < rdt_lines_expected(device, network);
+    taken += each->is_data_connection && strcmp(each->origin.network, network) == 0;
+  return taken < rdt_data_connections_expected(device, network);
 }
 
 /* Returns RDT_ERR_LIMIT if there is no place. */
-static rdt_status list(rdt_handshake *work) {
-  rdt_device *device = work->device;
+static rdt_status list(rdt_handshake *handshake) {
+  rdt_device *device = handshake->device;
   pthread_mutex_lock(&device->lock);
-  work->since = rdt_now_ms();
-  work->is_line = !work->local && is_expected(device, work->origin.network);
-  work->listed = work->is_line || device->handshake_count < MAX_HANDSHAKES || make_room(device);
-  if (work->listed) {
-    work->next = device->handshakes;
-    device->handshakes = work;
-    device->handshake_count += !work->is_line;
+  handshake->since = rdt_now_ms();
+  handshake->is_data_connection =
+      !handshake->local && is_expected(device, handshake->origin.network);
+  handshake->listed = handshake->is_data_connection || device->handshake_count < MAX_HANDSHAKES ||
+                      make_room(device);
+  if (handshake->listed) {
+    handshake->next = device->handshakes;
+    device->handshakes = handshake;
+    device->handshake_count += !handshake->is_data_connection;
   }
   pthread_mutex_unlock(&device->lock);
-  return work->listed
+  return handshake->listed
              ? RDT_OK
              : rdt_fail(RDT_ERR_LIMIT, "too many peers connect at once; they may try again");
 }
 
 /* Takes over the socket. */
 static rdt_status start_handshake(rdt_device *device, int socket, bool local) {
-  rdt_handshake *work = calloc(1, sizeof(*work));
-  rdt_status status = work ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  if (status == RDT_OK) status = rdt_origin_of(socket, &work->origin);
+  rdt_handshake *handshake = calloc(1, sizeof(*handshake));
+  rdt_status status = handshake ? RDT_OK : rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  if (status == RDT_OK) status = rdt_origin_of(socket, &handshake->origin);
   if (status == RDT_OK) {
-    work->device = device;
-    work->socket = rdt_socket_of(socket);
-    work->local = local;
-    status = list(work);
+    handshake->device = device;
+    handshake->socket = rdt_socket_of(socket);
+    handshake->local = local;
+    status = list(handshake);
   }
   if (status == RDT_OK) {
     /* Evicted handshakes end soon. */
     for (int i = 0; i < WORKER_MS; i++, poll(NULL, 0, 1))
-      if (rdt_worker_start(device, RDT_WORK_HANDSHAKE, run_handshake, work)) return RDT_OK;
-    settle(work);
+      if (rdt_worker_start(device, RDT_TASK_HANDSHAKE, run_handshake, handshake)) return RDT_OK;
+    settle(handshake);
     status = rdt_fail(RDT_ERR_LIMIT, "too many peers connect at once; they may try again");
   }
-  free(work);
+  free(handshake);
   rdt_forks_close(socket);
   return status;
 }

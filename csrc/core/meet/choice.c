@@ -14,15 +14,13 @@
 #define SLOW_MS 250   /* a failure that took longer is remembered */
 #define REMEMBER_MS 10000
 
-/* ---- failures of other connections ---------------------------------------------------------------- */
-
 static bool missed(rdt_device *device, const rdt_hello *peer, size_t transport, char *why,
                    size_t size) {
   bool found = false;
   int64_t now = rdt_now_ms();
   pthread_mutex_lock(&device->lock);
-  for (size_t i = 0; i < RDT_MISSES && !found; i++) {
-    const rdt_miss *each = &device->misses[i];
+  for (size_t i = 0; i < RDT_TRANSPORT_FAILURES && !found; i++) {
+    const rdt_transport_failure *each = &device->transport_failures[i];
     found =
         each->until > now && each->transport == transport && each->generation == peer->generation;
     if (found) snprintf(why, size, "%s", each->why);
@@ -32,16 +30,15 @@ static bool missed(rdt_device *device, const rdt_hello *peer, size_t transport, 
 }
 
 static void remember(rdt_device *device, const rdt_hello *peer, const rdt_choice *choice) {
-  rdt_miss *oldest = device->misses;
+  rdt_transport_failure *oldest = device->transport_failures;
   pthread_mutex_lock(&device->lock);
-  for (size_t i = 1; i < RDT_MISSES; i++)
-    if (device->misses[i].until < oldest->until) oldest = &device->misses[i];
-  *oldest = (rdt_miss){peer->generation, choice->at, rdt_now_ms() + REMEMBER_MS, ""};
+  for (size_t i = 1; i < RDT_TRANSPORT_FAILURES; i++)
+    if (device->transport_failures[i].until < oldest->until)
+      oldest = &device->transport_failures[i];
+  *oldest = (rdt_transport_failure){peer->generation, choice->at, rdt_now_ms() + REMEMBER_MS, ""};
   memcpy(oldest->why, choice->why_not[choice->at], sizeof(oldest->why));
   pthread_mutex_unlock(&device->lock);
 }
-
-/* ---- the choice ------------------------------------------------------------------------------------- */
 
 /* A local transport needs a peer of our user, and so do others if there is no secret. Connects
  * *local to the peer's unix socket in these cases. Returns RDT_ERR_REFUSED if the transport is

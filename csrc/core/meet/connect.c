@@ -19,9 +19,9 @@
 #include "base/text.h"
 #include "base/wait.h"
 #include "core/meet/choice.h"
+#include "core/meet/data_connections.h"
 #include "core/meet/encrypt.h"
 #include "core/meet/handshake.h"
-#include "core/meet/lines.h"
 #include "core/post/channel.h"
 #include "transport/registry.h"
 
@@ -151,7 +151,8 @@ static rdt_status send_ready(rdt_channel *channel, rdt_deadline deadline) {
 static rdt_status prove_path(rdt_channel *channel, rdt_deadline limit) {
   const rdt_transport *transport = channel->transport;
   const rdt_events none = {0};
-  if (!transport->probe || !transport->endpoint_idle || transport->line_count) return RDT_OK;
+  if (!transport->probe || !transport->endpoint_idle || transport->data_connection_count)
+    return RDT_OK;
   rdt_status status = transport->probe(channel->endpoint);
   if (status == RDT_OK) transport->doorbell(channel->endpoint);
   while (status == RDT_OK) {
@@ -176,7 +177,7 @@ static rdt_status attach(rdt_channel *channel, rdt_greeting *greeting, const rdt
   if (status == RDT_OK)
     status = receive_answer(greeting, greeting->peer.address, &wire, &fds, deadline);
   if (status == RDT_OK) status = join_answer(channel, greeting, all, &wire, &fds);
-  if (status == RDT_OK) status = rdt_lines_connect(greeting, channel, deadline);
+  if (status == RDT_OK) status = rdt_data_connections_connect(greeting, channel, deadline);
   if (status == RDT_OK) status = prove_path(channel, rdt_choice_limit(&all->choice, deadline));
   if (status == RDT_OK) status = send_ready(channel, deadline);
   rdt_fds_close(&fds);
@@ -227,8 +228,6 @@ static rdt_status make_channel(attempts *all, rdt_greeting *greeting, rdt_channe
   *channel_out = channel;
   return RDT_OK;
 }
-
-/* ---- attempts ------------------------------------------------------------------------------------------ */
 
 /* A device that too many connect to hangs up on some before it has said anything. They come again, at different times.
  * So does whoever finds an end that hangs up on everybody, for a while. */

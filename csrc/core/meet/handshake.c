@@ -17,8 +17,6 @@
 #include "base/text.h"
 #include "transport/registry.h"
 
-/* ---- Bodies ------------------------------------------------------------------------------------- */
-
 void rdt_hello_put(rdt_wire *wire, const rdt_hello *hello) {
   rdt_wire_put_text(wire, hello->name);
   rdt_wire_put_text(wire, hello->address);
@@ -58,8 +56,6 @@ void rdt_attach_get(rdt_wire *wire, rdt_attach *attach) {
   if (!attach->transport || purpose >= RDT_PURPOSE_COUNT || (proof && !attach->proven))
     wire->bad = true;
 }
-
-/* ---- Proofs ------------------------------------------------------------------------------------- */
 
 static void write_down(rdt_greeting *greeting, const void *data, size_t size) {
   memcpy(greeting->transcript + greeting->said, data, size);
@@ -108,8 +104,6 @@ static rdt_status check_proof(rdt_greeting *greeting, const rdt_wire *wire,
                   "SECRET_FILE names on the two machines must be the same (compare with sha256sum)",
                   greeting->peer.name, greeting->device->name);
 }
-
-/* ---- Messages ----------------------------------------------------------------------------------- */
 
 void rdt_greeting_begin(rdt_greeting *greeting, rdt_device *device, rdt_side side,
                         rdt_socket socket) {
@@ -191,8 +185,8 @@ rdt_status rdt_greeting_take_attach(rdt_greeting *greeting, rdt_wire *wire, rdt_
   return status == RDT_OK ? hear(greeting, wire) : status;
 }
 
-rdt_status rdt_greeting_prove_line(const rdt_greeting *greeting, uint32_t index,
-                                   uint8_t proof[RDT_MAC_SIZE], size_t *size) {
+rdt_status rdt_greeting_prove_data_connection(const rdt_greeting *greeting, uint32_t index,
+                                              uint8_t proof[RDT_MAC_SIZE], size_t *size) {
   static const char label[RDT_LABEL_SIZE] = "rdmatensor 4 line";
   uint8_t said[RDT_LABEL_SIZE + 2 * RDT_NONCE_SIZE + 1];
   bool connecting = greeting->side == RDT_SIDE_CONNECTING;

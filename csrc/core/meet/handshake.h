@@ -69,8 +69,8 @@ rdt_status rdt_greeting_take_attach(rdt_greeting *greeting, rdt_wire *wire, rdt_
 /* Computes the proof that data connection `index` belongs to the channel that the greeting makes.
  * Leaves `proof` alone, and sets *size to 0, if there is no secret: then the nonces, which only this
  * user's processes saw, are the proof. */
-rdt_status rdt_greeting_prove_line(const rdt_greeting *greeting, uint32_t index,
-                                   uint8_t proof[RDT_MAC_SIZE], size_t *size);
+rdt_status rdt_greeting_prove_data_connection(const rdt_greeting *greeting, uint32_t index,
+                                              uint8_t proof[RDT_MAC_SIZE], size_t *size);
 /* Gives the channel the socket, as its control connection, and the peer's name and address. */
 void rdt_greeting_introduce(const rdt_greeting *greeting, rdt_channel *channel);
 /* Returns RDT_ERR_REFUSED, with the remedy, if only one of the two devices has a secret, or if

@@ -19,8 +19,6 @@
 #define UNSENT_LIMIT (64u * 1024) /* bytes for a peer that does not read */
 #define ALLOCATING_LIMIT 16       /* requests of one peer under way at once */
 
-/* ---- sending -------------------------------------------------------------------------------------- */
-
 /* The socket got a part of a message and gets no more of it, so the peer cannot read what would follow. Nothing does. */
 static void cut(rdt_channel *channel) {
   char why[384];
@@ -92,8 +90,6 @@ static rdt_status send_control(rdt_channel *channel, const rdt_wire *wire, const
   return status;
 }
 
-/* ---- giving back --------------------------------------------------------------------------------- */
-
 /* Returns false if the socket takes nothing now. Under control_lock, like the function below. */
 static bool send_free(rdt_channel *channel, uint64_t key) {
   rdt_wire wire;
@@ -142,8 +138,6 @@ void rdt_control_flush(rdt_channel *channel) {
   atomic_store(&channel->has_unsent, channel->unsent_size > 0 || channel->unfreed);
   pthread_mutex_unlock(&channel->control_lock);
 }
-
-/* ---- asking --------------------------------------------------------------------------------------- */
 
 static void add_call(rdt_channel *channel, rdt_call *call) {
   pthread_mutex_lock(&channel->lock);
@@ -215,8 +209,6 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
   if (status != RDT_OK) rdt_fds_close(&bundle->fds);
   return status;
 }
-
-/* ---- answering ------------------------------------------------------------------------------------ */
 
 /* Runs on the progress thread, which a peer that does not read its answers must not hold up. */
 static rdt_status reply(rdt_channel *channel, rdt_wire *wire, const rdt_fds *fds) {
@@ -365,7 +357,7 @@ static rdt_status answer_alloc(rdt_channel *channel, rdt_wire *wire) {
   if (asked) {
     *asked = (allocation){channel, wire->sequence, access, size};
     rdt_channel_ref(channel);
-    if (rdt_worker_start(channel->device, RDT_WORK_ALLOCATION, run_allocation, asked))
+    if (rdt_worker_start(channel->device, RDT_TASK_ALLOCATION, run_allocation, asked))
       return RDT_OK;
     end_allocation(asked);
   }
@@ -411,7 +403,7 @@ static rdt_status answer_free(rdt_channel *channel, rdt_wire *wire) {
   if (asked) {
     *asked = (release){channel, region};
     rdt_channel_ref(channel);
-    if (rdt_worker_start(channel->device, RDT_WORK_ENDING, run_release, asked)) return RDT_OK;
+    if (rdt_worker_start(channel->device, RDT_TASK_ENDING, run_release, asked)) return RDT_OK;
     rdt_channel_unref(channel);
     free(asked);
   }

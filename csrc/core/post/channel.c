@@ -42,7 +42,7 @@ static void free_now(void *argument) {
 
 /* A driver may take long to destroy a queue pair: neither the device's other channels nor the caller wait for it. */
 static void channel_free(rdt_channel *channel) {
-  if (!rdt_worker_start(channel->device, RDT_WORK_ENDING, free_now, channel)) free_now(channel);
+  if (!rdt_worker_start(channel->device, RDT_TASK_ENDING, free_now, channel)) free_now(channel);
 }
 
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport,
@@ -115,8 +115,6 @@ void rdt_channel_set_context(rdt_channel *channel, void *context) {
 void *rdt_channel_context(const rdt_channel *channel) {
   return atomic_load(&((rdt_channel *)channel)->context);
 }
-
-/* ---- why it ended ---------------------------------------------------------------------------------- */
 
 rdt_status rdt_channel_fail_down(const rdt_channel *channel) {
   return rdt_fail(RDT_ERR_CONNECTION_LOST, "the connection to %s at %s is lost: %s",

@@ -113,8 +113,6 @@ void rdt_event_queue_close(rdt_event_queue *queue) {
   unref(queue);
 }
 
-/* ---- events ----------------------------------------------------------------------------------------- */
-
 rdt_event *rdt_event_new(rdt_event_queue *queue, uint64_t token) {
   rdt_event *event = calloc(1, sizeof(*event));
   if (!event) {

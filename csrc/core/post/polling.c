@@ -32,7 +32,7 @@ rdt_events rdt_channel_events(rdt_channel *channel) {
 
 bool rdt_channel_hold(rdt_channel *channel) {
   if (pthread_mutex_trylock(&channel->poll_lock) == 0) return true;
-  if (!atomic_load(&channel->down) && atomic_load(&channel->helpers) > 0) return false;
+  if (!atomic_load(&channel->down) && atomic_load(&channel->waiters) > 0) return false;
   pthread_mutex_lock(&channel->poll_lock);
   return true;
 }
@@ -59,7 +59,7 @@ static void count_poll(rdt_channel *channel) {
   atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
 }
 
-bool rdt_channel_help(rdt_channel *channel) {
+bool rdt_channel_busy_poll(rdt_channel *channel) {
   rdt_events events = rdt_channel_events(channel);
   if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return false;
   int taken = channel->transport->poll(channel->endpoint, 0, &events);
@@ -71,8 +71,6 @@ bool rdt_channel_help(rdt_channel *channel) {
     rdt_channel_flush(channel); /* what waited for room; the progress thread sleeps */
   return taken != 0;
 }
-
-/* ---- channels of groups that other threads poll ------------------------------------------------- */
 
 void rdt_channel_begin_polling(rdt_channel *channel) {
   const rdt_transport *transport = channel->transport;

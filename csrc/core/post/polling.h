@@ -7,7 +7,7 @@
 #define RDT_POLL_BUDGET 64 /* notifications of one channel before the next channel's turn */
 /* The callbacks to which a transport hands what it finds for the channel. */
 rdt_events rdt_channel_events(rdt_channel *channel);
-/* Takes poll_lock, unless a thread that helps has it. To wait for that one would put this thread to sleep, and
+/* Takes poll_lock, unless a thread that busy-polls has it. To wait for that one would put this thread to sleep, and
  * cost the other a system call each time it lets go. A thread that moves a group's data has other channels to poll,
  * and this one takes its turn. */
 bool rdt_channel_hold(rdt_channel *channel);
@@ -16,8 +16,8 @@ bool rdt_channel_hold(rdt_channel *channel);
 int rdt_channel_take(rdt_channel *channel, int budget);
 /* Likewise, or returns 0 if rdt_channel_hold fails. */
 int rdt_channel_try_take(rdt_channel *channel, int budget);
-/* Takes completions on a thread that waits for one; see helping.h. Returns true if anything came. */
-bool rdt_channel_help(rdt_channel *channel);
+/* Takes completions on a thread that waits for one; see busy_poll.h. Returns true if anything came. */
+bool rdt_channel_busy_poll(rdt_channel *channel);
 /* A thread takes a channel's notifications itself: it begins, polls, and ends. If it ends in
  * order to sleep, the peer wakes the progress thread from then on; false means that something
  * came meanwhile, and that the thread should poll again instead. */

@@ -13,8 +13,6 @@
 #include "core/post/channel.h"
 #include "core/post/overdue.h"
 
-/* ---- checks -------------------------------------------------------------------------------------- */
-
 static rdt_status check_remote(const rdt_channel *channel, const rdt_op *op, uint32_t access) {
   const rdt_remote_region *remote = op->remote;
   if (!remote || remote->channel != channel)
@@ -58,8 +56,6 @@ static rdt_status check_post(const rdt_channel *channel, const rdt_op *ops, size
     return rdt_fail(RDT_ERR_CANCELLED, "the channel to %s was closed here", channel->peer_name);
   return atomic_load(&channel->down) ? rdt_channel_fail_down(channel) : RDT_OK;
 }
-
-/* ---- execution ----------------------------------------------------------------------------------- */
 
 /* Counts `bytes` of the operation as posted. With `whole`, nothing of it is left. */
 static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool whole) {
@@ -110,8 +106,6 @@ static void ring_doorbell(rdt_channel *channel) {
   int rung = channel->transport->doorbell(channel->endpoint);
   if (rung) rdt_count(&channel->device->counters.doorbells, (uint64_t)rung);
 }
-
-/* ---- requests ------------------------------------------------------------------------------------ */
 
 static void note_failure(rdt_posting *posting, rdt_status status) {
   int none = RDT_OK;
@@ -177,8 +171,6 @@ static rdt_status enqueue(rdt_channel *channel, rdt_posting *posting) {
   rdt_device_wake(channel->device); /* it must watch the deadline from now on */
   return RDT_IN_PROGRESS;
 }
-
-/* ---- posting ------------------------------------------------------------------------------------- */
 
 static bool notifies(const rdt_op *op) {
   return op->kind == RDT_OP_NOTIFY || op->kind == RDT_OP_WRITE_NOTIFY;
@@ -289,8 +281,8 @@ rdt_status rdt_channel_post_queued(rdt_channel *channel, const rdt_op *ops, size
   const rdt_transport *transport = channel->transport;
   bool stalled = transport->wants_doorbell && transport->wants_doorbell(channel->endpoint);
   pthread_mutex_unlock(&channel->send_lock);
-  bool lingers = completion->wants_event && atomic_load(&channel->lingers);
-  if (stalled || lingers) rdt_device_wake(channel->device); /* completions matter from now on */
+  bool silent = completion->wants_event && atomic_load(&channel->silent);
+  if (stalled || silent) rdt_device_wake(channel->device); /* completions matter from now on */
   if (!breaks_channel(status)) return status;
   rdt_channel_break(channel);
   return RDT_ERR_CONNECTION_LOST;
@@ -303,8 +295,6 @@ rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t coun
   const rdt_completion completion = {done, context, .wants_event = done != NULL};
   return rdt_channel_post_queued(channel, ops, count, &completion);
 }
-
-/* ---- queue --------------------------------------------------------------------------------------- */
 
 static void complete_all(rdt_posting *posting, rdt_status status) {
   while (posting) {

@@ -14,9 +14,9 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "base/thread.h"
+#include "core/post/busy_poll.h"
 #include "core/post/channel.h"
 #include "core/post/events.h"
-#include "core/post/helping.h"
 #include "core/post/polling.h"
 #include "core/post/posting.h"
 
@@ -93,7 +93,7 @@ void rdt_transfer_complete(void *context, rdt_status status) {
 
 /* Returns true if this thread may take completions. If the user has handlers, completions stay
  * on the progress thread. */
-static bool may_help(const rdt_transfer *transfer) {
+static bool may_poll(const rdt_transfer *transfer) {
   const rdt_channel *channel = transfer->channel;
   return channel && !channel->transport->synchronous && !channel->device->options.on_notify;
 }
@@ -113,8 +113,8 @@ static rdt_status submit(rdt_channel *channel, const rdt_op *ops, size_t count,
   if (status != RDT_IN_PROGRESS) {
     rdt_transfer_drop(waitable);
     waitable = NULL;
-  } else if (may_help(waitable)) {
-    rdt_channel_expect_help(channel);
+  } else if (may_poll(waitable)) {
+    rdt_channel_waiter_expect(channel);
   }
   if (status >= 0) *transfer = waitable;
   return status;
@@ -170,7 +170,7 @@ static bool is_complete(rdt_transfer *transfer) { return current(transfer) != RD
 /* Polls for the completion, which saves two thread switches. Returns true if the transfer is
  * complete. */
 static bool look(rdt_transfer *transfer) {
-  for (int i = 0; i < POLLS_PER_LOOK && !rdt_channel_help(transfer->channel); i++) continue;
+  for (int i = 0; i < POLLS_PER_LOOK && !rdt_channel_busy_poll(transfer->channel); i++) continue;
   return is_complete(transfer);
 }
 
@@ -184,10 +184,10 @@ static bool look_for_a_while(rdt_transfer *transfer) {
 }
 
 /* Looks before reading the clock, which costs more than many transfers take. */
-static bool help_for_a_while(rdt_transfer *transfer) {
-  rdt_channel_begin_help(transfer->channel);
+static bool poll_for_a_while(rdt_transfer *transfer) {
+  rdt_channel_waiter_begin(transfer->channel);
   bool complete = look(transfer) || look_for_a_while(transfer);
-  rdt_channel_end_help(transfer->channel);
+  rdt_channel_waiter_end(transfer->channel);
   return complete;
 }
 
@@ -202,9 +202,9 @@ static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) 
 
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
-  bool helps = may_help(transfer);
+  bool polls = may_poll(transfer);
   bool complete = is_complete(transfer);
-  if (!complete && helps) complete = timeout_ms == 0 ? look(transfer) : help_for_a_while(transfer);
+  if (!complete && polls) complete = timeout_ms == 0 ? look(transfer) : poll_for_a_while(transfer);
   if (!complete && timeout_ms != 0) sleep_until_complete(transfer, rdt_deadline_after(timeout_ms));
   rdt_status status = current(transfer);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)

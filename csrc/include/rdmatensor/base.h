@@ -15,7 +15,7 @@ extern "C" {
 
 #define RDT_API __attribute__((visibility("default")))
 
-/* ---- Status ------------------------------------------------------------------------------------ */
+/* Status */
 
 /* Grouped by the largest thing that broke, so a caller knows what to rebuild: its call (-1..), the
  * local device (-20..), the connection (-40..), the region (-60..). */
@@ -54,7 +54,7 @@ RDT_API const char *rdt_last_error(void);
 /* Returns the library's version, "0.1.0". */
 RDT_API const char *rdt_version(void);
 
-/* ---- Configuration: one table; each entry is also the environment variable RDMATENSOR_<NAME> ---- */
+/* Configuration: one table; each entry is also the environment variable RDMATENSOR_<NAME> */
 
 typedef struct rdt_config_entry {
   const char *name;          /* "SPIN_US" */
@@ -86,13 +86,13 @@ RDT_API rdt_status rdt_fault_count(size_t index, const char **name, uint64_t *co
  * counted, and this is how long it lasts, in microseconds; 0 for kinds without a time. Thread-safe. */
 RDT_API int64_t rdt_fault_occasion(const char *kind, const char *transport, const char *whom);
 
-/* ---- Checksums ---------------------------------------------------------------------------------- */
+/* Checksums */
 
 /* Returns the CRC32C (RFC 3720) of `size` bytes that follow those whose checksum is `crc`; 0 if they are the
  * first. `data` may be NULL if `size` is 0. Never fails. */
 RDT_API uint32_t rdt_crc32c(uint32_t crc, const void *data, uint64_t size);
 
-/* ---- Log ---------------------------------------------------------------------------------------- */
+/* Log */
 
 typedef enum rdt_log_level {
   RDT_LOG_ERROR = 0,
@@ -108,7 +108,7 @@ RDT_API void rdt_log_set_sink(rdt_log_fn sink, void *context);
 /* Writes one line into the sink if `level` is enabled. The plugin logs through it too. */
 RDT_API void rdt_log_line(rdt_log_level level, const char *line);
 
-/* ---- Shareable memory --------------------------------------------------------------------------- */
+/* Shareable memory */
 
 /* Reserves `size` bytes (rounded up to pages) of memory that any transport can hand to peers; pages
  * are taken from the machine on first touch. Zero-filled, page-aligned. The caller frees it, after

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* ---- Device ------------------------------------------------------------------------------------- */
+/* Device */
 
 typedef struct rdt_device rdt_device;
 typedef struct rdt_channel rdt_channel;
@@ -97,7 +97,7 @@ RDT_API rdt_status rdt_device_get_transport(const rdt_device *device, size_t ind
 RDT_API uint64_t rdt_device_registrable(const rdt_device *device);
 RDT_API rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats);
 
-/* ---- Regions ------------------------------------------------------------------------------------ */
+/* Regions */
 
 /* The rights that peers have to a region. Each is a bit. */
 typedef enum rdt_access {
@@ -145,7 +145,7 @@ RDT_API int rdt_region_reaches(const rdt_region *region, const rdt_channel *chan
  * itself. */
 RDT_API void rdt_region_close(rdt_region *region);
 
-/* ---- Channels ----------------------------------------------------------------------------------- */
+/* Channels */
 /* The capabilities of a transport that are in effect for a channel: the bits of rdt_channel_info.capabilities. */
 #define RDT_CAP_ENCRYPTED 4 /* nobody on the way can read what the channel carries (ENCRYPT=on) */
 typedef enum rdt_capability {
@@ -196,7 +196,7 @@ RDT_API rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_
 RDT_API void rdt_channel_set_context(rdt_channel *channel, void *context);
 RDT_API void *rdt_channel_context(const rdt_channel *channel);
 
-/* ---- Remote regions ----------------------------------------------------------------------------- */
+/* Remote regions */
 
 /* Opens a peer's region by key or by name, or allocates one there, for this channel alone: it counts against
  * the peer's REMOTE_ALLOC_LIMIT and 1024 regions, and lives until its last handle here is given up, or the
@@ -221,7 +221,7 @@ RDT_API rdt_status rdt_remote_region_get_info(const rdt_remote_region *region,
 RDT_API rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t offset, uint64_t size,
                                          void **address);
 
-/* ---- One-sided operations ----------------------------------------------------------------------- */
+/* One-sided operations */
 
 typedef enum rdt_op_kind {
   RDT_OP_WRITE = 1,       /* local -> remote */
@@ -263,7 +263,7 @@ RDT_API rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms);
 /* Gives the handle up, complete or not. NULL is ignored. */
 RDT_API void rdt_transfer_free(rdt_transfer *transfer);
 
-/* ---- Queued notifications (devices opened without on_notify) -------------------------------------- */
+/* Queued notifications (devices opened without on_notify) */
 
 typedef struct rdt_notification {
   rdt_channel *channel; /* owned: rdt_notification_clear gives it up */
@@ -280,7 +280,7 @@ RDT_API rdt_status rdt_device_next_notification(rdt_device *device, int timeout_
                                                 rdt_notification *notification);
 RDT_API void rdt_notification_clear(rdt_notification *notification);
 
-/* ---- Event loops: waiting for many things in no thread --------------------------------------------- */
+/* Event loops: waiting for many things in no thread */
 
 /* A descriptor that poll and epoll take, and the tokens of what became ready. One thread at a time takes; any
  * thread watches. What nobody watches costs nothing. */

@@ -51,8 +51,6 @@ static int64_t choose_report(rdt_endpoint *endpoint, rdt_status *status) {
   return 0;
 }
 
-/* ---- send side ---------------------------------------------------------------------------------------- */
-
 static bool short_of_credit(rdt_endpoint *endpoint) {
   int64_t now = rdt_now_us();
   if (now < endpoint->no_credit_until) return true;
@@ -77,8 +75,6 @@ static rdt_status report_later(rdt_endpoint *endpoint, rdt_request *request) {
   if (due == 0 && status == RDT_OK) return RDT_OK;
   return rdt_held_add(&endpoint->held, request, true, status, due) ? RDT_IN_PROGRESS : RDT_OK;
 }
-
-/* ---- bits that turn over ------------------------------------------------------------------------------ */
 
 /* A byte of each value. They are static, because posted bytes are read when the doorbell rings,
  * or later. */
@@ -148,8 +144,6 @@ static rdt_status read_wrongly(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt
   if (inner->synchronous && status == RDT_OK) *byte ^= 1;
   return status;
 }
-
-/* ---- moving -------------------------------------------------------------------------------------------- */
 
 static bool goes_wrong(const rdt_endpoint *endpoint, bool reads, const rdt_op *op) {
   if (op->size == 0) return false;
@@ -238,8 +232,6 @@ static rdt_status fault_probe(rdt_endpoint *endpoint) {
   return endpoint->inner->probe(endpoint->end);
 }
 
-/* ---- receive side --------------------------------------------------------------------------------------- */
-
 typedef struct report {
   rdt_endpoint *endpoint;
   const rdt_events *events;
@@ -291,8 +283,6 @@ static int fault_event_fd(const rdt_endpoint *endpoint) {
   return endpoint->inner->event_fd(endpoint->end);
 }
 
-/* ---- life ----------------------------------------------------------------------------------------------- */
-
 static rdt_status create(const rdt_transport *inner, rdt_domain *domain,
                          rdt_endpoint **endpoint_out, rdt_bundle *offer) {
   rdt_endpoint *endpoint = calloc(1, sizeof(*endpoint));
@@ -318,12 +308,13 @@ static rdt_status fault_connect(rdt_endpoint *endpoint, const char *peer, rdt_bu
   return endpoint->inner->endpoint_connect(endpoint->end, peer, offer);
 }
 
-static uint32_t fault_line_count(const rdt_endpoint *endpoint) {
-  return endpoint->inner->line_count(endpoint->end);
+static uint32_t fault_data_connection_count(const rdt_endpoint *endpoint) {
+  return endpoint->inner->data_connection_count(endpoint->end);
 }
 
-static rdt_status fault_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket) {
-  return endpoint->inner->line_add(endpoint->end, index, socket);
+static rdt_status fault_data_connection_add(rdt_endpoint *endpoint, uint32_t index,
+                                            rdt_socket socket) {
+  return endpoint->inner->data_connection_add(endpoint->end, index, socket);
 }
 
 static void fault_stop(rdt_endpoint *endpoint) {
@@ -366,8 +357,6 @@ static uint64_t fault_max_notify(const rdt_endpoint *endpoint) {
   return endpoint->inner->max_notify(endpoint->end);
 }
 
-/* ---- regions ---------------------------------------------------------------------------------------------- */
-
 static rdt_status enroll(const rdt_transport *inner, rdt_domain *domain,
                          const rdt_region_memory *memory, rdt_registration **registration) {
   if (rdt_faults_concern(inner->name) && rdt_fault_happens(RDT_FAULT_REGISTER, inner->name))
@@ -383,8 +372,6 @@ static rdt_status import(const rdt_transport *inner, const rdt_region_memory *cl
                     (unsigned long long)claimed->size);
   return inner->region_import(claimed, bundle, mapping);
 }
-
-/* ---- tables ----------------------------------------------------------------------------------------------- */
 
 /* These functions have no argument that identifies the transport, so each transport gets its
  * own. */
@@ -421,8 +408,8 @@ static void wrap(size_t index) {
   outer->synchronous = false;
   outer->endpoint_create = bound[index].create;
   outer->endpoint_connect = fault_connect;
-  outer->line_count = inner->line_count ? fault_line_count : NULL;
-  outer->line_add = inner->line_add ? fault_line_add : NULL;
+  outer->data_connection_count = inner->data_connection_count ? fault_data_connection_count : NULL;
+  outer->data_connection_add = inner->data_connection_add ? fault_data_connection_add : NULL;
   outer->endpoint_stop = fault_stop;
   outer->endpoint_idle = fault_idle;
   outer->endpoint_sever = fault_sever;

@@ -41,8 +41,6 @@ struct rdt_shm_borrowed {
   pid_t pid;
 };
 
-/* ---- the owner -------------------------------------------------------------------------------------- */
-
 rdt_status rdt_shm_lend(const rdt_region_memory *memory, rdt_shm_lent **lent_out) {
   if (memory->access & RDT_ACCESS_WRITE || memory->one_peer)
     return rdt_fail(
@@ -92,8 +90,6 @@ rdt_status rdt_shm_lent_export(const rdt_shm_lent *lent, rdt_bundle *bundle) {
   bundle->fds.count = 2;
   return RDT_OK;
 }
-
-/* ---- the peer ---------------------------------------------------------------------------------------- */
 
 bool rdt_shm_is_lent(const rdt_bundle *bundle) { return bundle->size == sizeof(description); }
 

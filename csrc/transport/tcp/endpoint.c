@@ -14,15 +14,13 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "transport/tcp/carriers.h"
-#include "transport/tcp/line.h"
+#include "transport/tcp/io_threads.h"
 #include "transport/tcp/objects.h"
+#include "transport/tcp/socket_io.h"
 
 #define LEAST_DEPTH 64u
 #define MOST_DEPTH 8192u
 #define MAX_MIRROR (64u << 20) /* bytes, unless our own ring is larger */
-
-/* ---- creation ------------------------------------------------------------------------------------------ */
 
 /* Takes its pages from the machine when they are first used. */
 static rdt_status create_ring(rdt_records *records, uint64_t capacity) {
@@ -51,7 +49,7 @@ static rdt_status create(rdt_endpoint *endpoint, rdt_bundle *offer) {
   static _Atomic uint64_t endpoints;
   endpoint->number = atomic_fetch_add(&endpoints, 1) + 1;
   endpoint->stream_count = (uint32_t)rdt_config_number(RDT_CONFIG_QUEUE_PAIRS);
-  endpoint->may_be_quiet = rdt_tcp_line_can_be_quiet();
+  endpoint->may_be_quiet = rdt_tcp_socket_can_be_quiet();
   endpoint->stripe = rdt_config_number(RDT_CONFIG_STRIPE_BYTES);
   if (endpoint->stripe > RDT_TCP_PIECE_BYTES) endpoint->stripe = RDT_TCP_PIECE_BYTES;
   endpoint->depth = LEAST_DEPTH;
@@ -85,8 +83,6 @@ rdt_status rdt_tcp_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint_o
     rdt_tcp_endpoint_destroy(endpoint);
   return status;
 }
-
-/* ---- connection ---------------------------------------------------------------------------------------- */
 
 static uint32_t lower(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
@@ -142,17 +138,17 @@ rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rd
   return status == RDT_OK ? create_streams(endpoint) : status;
 }
 
-uint32_t rdt_tcp_line_count(const rdt_endpoint *endpoint) { return endpoint->stream_count; }
+uint32_t rdt_tcp_socket_count(const rdt_endpoint *endpoint) { return endpoint->stream_count; }
 
-rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket) {
+rdt_status rdt_tcp_socket_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket) {
   rdt_tcp_stream *stream = &endpoint->streams[index];
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = stream};
-  rdt_status status = rdt_tcp_line_open(socket.fd);
+  rdt_status status = rdt_tcp_socket_open(socket.fd);
   if (status != RDT_OK) return status;
   if (epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_ADD, socket.fd, &event) != 0)
     return rdt_fail_errno(errno, "a data connection cannot be watched for events");
   stream->socket = socket;
-  if (index > 0) rdt_tcp_carry(stream);
+  if (index > 0) rdt_tcp_io_attach(stream);
   return RDT_OK;
 }
 
@@ -160,10 +156,8 @@ uint64_t rdt_tcp_max_notify(const rdt_endpoint *endpoint) {
   return rdt_records_max_payload(&endpoint->mirror);
 }
 
-/* ---- the end ---------------------------------------------------------------------------------------------- */
-
 void rdt_tcp_endpoint_still(rdt_endpoint *endpoint) {
-  rdt_tcp_carry_no_more(endpoint);
+  rdt_tcp_io_detach(endpoint);
   for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams; i++) {
     pthread_mutex_lock(&endpoint->streams[i].out_lock);
     pthread_mutex_unlock(&endpoint->streams[i].out_lock);
@@ -207,7 +201,7 @@ static void free_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
 }
 
 void rdt_tcp_endpoint_destroy(rdt_endpoint *endpoint) {
-  rdt_tcp_carry_no_more(endpoint);
+  rdt_tcp_io_detach(endpoint);
   for (uint32_t i = 0; i < endpoint->stream_count && endpoint->streams; i++)
     free_stream(endpoint, &endpoint->streams[i]);
   if (endpoint->event_fd >= 0) close(endpoint->event_fd);

@@ -10,16 +10,14 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
+#include "transport/tcp/socket_io.h"
 
 #define RECEIVE_BYTES (4u << 20) /* of one stream before the others get their turn */
 /* Behind a body of this length another one is likely. Of what is staged behind it, most would be copied twice. */
 #define LONG_BODY 65536u
 #define LITTLE 256u       /* notifications, and a header */
 #define SHORT_BYTES 1024u /* of other frames, after which all that comes is staged again */
-
-/* ---- failures ------------------------------------------------------------------------------------------------ */
 
 void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text) {
   if (atomic_flag_test_and_set(&endpoint->failing)) return;
@@ -43,8 +41,6 @@ static void end_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream, int error
     rdt_fail_errno(error, "the network lost the connection to %s", endpoint->peer);
   rdt_tcp_fail(endpoint, rdt_last_error());
 }
-
-/* ---- acknowledgements ---------------------------------------------------------------------------------------- */
 
 /* Reports whether the first `count` operations left this process, so that the peer can have done
  * them. A sender that is still at it has the lock. */
@@ -86,7 +82,7 @@ static rdt_status take_acknowledgement(rdt_endpoint *endpoint, rdt_tcp_stream *s
       !were_answered(endpoint, stream, count))
     return rdt_fail(RDT_ERR_PROTOCOL, "the peer acknowledged operations that it cannot have done");
   if (ends_request(stream, before, count) || atomic_load(&endpoint->starved))
-    stream->in.news = true;
+    stream->in.pending_events = true;
   atomic_store(&stream->acknowledged, count);
   return RDT_OK;
 }
@@ -102,15 +98,13 @@ static rdt_status take_refusal(rdt_endpoint *endpoint, rdt_tcp_stream *stream, u
                   endpoint->peer);
 }
 
-/* ---- serving ------------------------------------------------------------------------------------------------- */
-
 static void served(rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool quick) {
   uint64_t count = atomic_fetch_add(&stream->served, 1) + 1;
   stream->in.ack_due = true;
   stream->in.quick_ack = quick;
   if (atomic_load(&endpoint->fence) == count &&
       &endpoint->streams[atomic_load(&endpoint->fence_of)] == stream)
-    stream->in.news = true;
+    stream->in.pending_events = true;
 }
 
 static rdt_status owe(rdt_endpoint *endpoint, rdt_tcp_stream *stream, rdt_tcp_answer answer) {
@@ -248,8 +242,6 @@ static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   }
 }
 
-/* ---- parsing ------------------------------------------------------------------------------------------------- */
-
 /* Pins the region of the body. A region that was closed takes no more bytes. */
 static bool pin(rdt_tcp_input *in) {
   if (!in->registration || rdt_tcp_region_pin(in->registration)) return in->registration != NULL;
@@ -295,8 +287,6 @@ void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, int *moved) {
   if (status != RDT_OK) rdt_tcp_fail(endpoint, rdt_last_error());
 }
 
-/* ---- receiving ----------------------------------------------------------------------------------------------- */
-
 /* What lies in staging moves to its start, behind which the rest is received. */
 static void make_room(rdt_tcp_input *in) {
   if (in->begin == 0) return;
@@ -327,8 +317,8 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool
   if (room > most) room = most;
   if (body > 0) parts[count++] = (struct iovec){.iov_base = in->to, .iov_len = body};
   parts[count++] = (struct iovec){.iov_base = in->staging + in->end, .iov_len = room};
-  ssize_t done = held ? rdt_tcp_line_receive_held(stream->socket, parts, count)
-                      : rdt_tcp_line_receive(stream->socket, parts, count);
+  ssize_t done = held ? rdt_tcp_socket_receive_held(stream->socket, parts, count)
+                      : rdt_tcp_socket_receive(stream->socket, parts, count);
   int error = errno;
   if (pinned) rdt_tcp_region_unpin(in->registration);
   if (done > 0) {
@@ -352,7 +342,7 @@ int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index) {
   for (size_t total = 0, all;
        !in->ended && !atomic_load(&endpoint->failed) && carried == atomic_load(&stream->carried);) {
     const bool held = total >= RECEIVE_BYTES;
-    if (held && !rdt_tcp_line_holds(stream->socket)) break;
+    if (held && !rdt_tcp_socket_holds(stream->socket)) break;
     ssize_t done = receive_some(endpoint, stream, held, &all);
     if (done < 0) end_stream(endpoint, stream, errno);
     if (done <= 0) break;

@@ -4,7 +4,7 @@
  * and each stream a queue of pieces in both directions: what was posted here, and answers to what
  * the peer posted. Pieces of a stream are sent, done and acknowledged in order. The send side of an
  * endpoint belongs to whoever holds the channel's send lock, the receive side to whoever polls. The input of a
- * stream belongs to its carrier (carriers.h), or without one to whoever polls; its output to whoever holds its
+ * stream belongs to its I/O thread (io_threads.h), or without one to whoever polls; its output to whoever holds its
  * out_lock. They meet in the atomics.
  */
 #ifndef RDT_TRANSPORT_TCP_OBJECTS_H
@@ -67,15 +67,15 @@ typedef struct rdt_tcp_input {
   uint64_t shorts;                /* bytes of frames since the last long body */
   bool in_body, ended;
   bool ack_due, quick_ack;
-  bool news; /* of a carried stream: the polling thread has something to do */
+  bool pending_events; /* of a attached stream: the polling thread has something to do */
   uint8_t staging[RDT_TCP_STAGING];
 } rdt_tcp_input;
 
 typedef struct rdt_tcp_stream {
   rdt_endpoint *endpoint;
   rdt_socket socket;
-  int epoll_fd; /* which looks at the socket: the endpoint's, or its carrier's */
-  rdt_tcp_carrier *carrier;
+  int epoll_fd; /* which looks at the socket: the endpoint's, or its I/O thread's */
+  rdt_tcp_io_thread *io_thread;
   atomic_bool carried;
   rdt_tcp_piece *pieces; /* [completed, posted), modulo depth */
   _Atomic uint64_t posted, completed;
@@ -100,9 +100,9 @@ struct rdt_endpoint {
   rdt_domain *domain;
   uint64_t number; /* never reused in this process */
   char peer[64];
-  int epoll_fd; /* of the streams without a carrier, and of nudge_fd */
+  int epoll_fd; /* of the streams without an I/O thread, and of nudge_fd */
   int event_fd; /* epoll_fd, if armed */
-  int nudge_fd; /* readable once a carrier had news, until poll looks */
+  int nudge_fd; /* readable once an I/O thread had news, until poll looks */
   atomic_bool nudged;
   uint32_t stream_count, depth;
   rdt_tcp_stream *streams;
@@ -137,7 +137,7 @@ struct rdt_endpoint {
   rdt_tcp_fence *fences; /* [passed, set), modulo depth */
   uint64_t fences_passed, fences_set;
   /* The oldest fence waits until `fence` operations of stream fence_of are done; 0: there is no fence. The
-   * carrier of that stream reads it. The output reads fenced_from, the fence's own number, or UINT64_MAX. */
+   * I/O thread of that stream reads it. The output reads fenced_from, the fence's own number, or UINT64_MAX. */
   _Atomic uint64_t fence, fenced_from;
   _Atomic uint32_t fence_of;
   bool look_everywhere;
@@ -151,12 +151,12 @@ struct rdt_endpoint {
   char failure[384];
 };
 
-/* ---- endpoint.c: connecting and ending ---------------------------------------------------------------- */
+/* endpoint.c: connecting and ending */
 
 rdt_status rdt_tcp_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint, rdt_bundle *offer);
 rdt_status rdt_tcp_endpoint_connect(rdt_endpoint *endpoint, const char *peer, rdt_bundle *offer);
-uint32_t rdt_tcp_line_count(const rdt_endpoint *endpoint);
-rdt_status rdt_tcp_line_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
+uint32_t rdt_tcp_socket_count(const rdt_endpoint *endpoint);
+rdt_status rdt_tcp_socket_add(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
 void rdt_tcp_endpoint_stop(rdt_endpoint *endpoint);
 /* Waits for whoever still moves bytes of a stopped endpoint, whose buffers may be given back then. */
 void rdt_tcp_endpoint_still(rdt_endpoint *endpoint);
@@ -165,7 +165,7 @@ void rdt_tcp_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);
 void rdt_tcp_endpoint_destroy(rdt_endpoint *endpoint);
 uint64_t rdt_tcp_max_notify(const rdt_endpoint *endpoint);
 
-/* ---- post.c: the send side ----------------------------------------------------------------------------- */
+/* post.c: the send side */
 
 rdt_status rdt_tcp_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                          rdt_request *request);
@@ -180,19 +180,19 @@ bool rdt_tcp_wants_doorbell(const rdt_endpoint *endpoint);
 bool rdt_tcp_delivering(const rdt_endpoint *endpoint);
 rdt_status rdt_tcp_probe(rdt_endpoint *endpoint);
 
-/* ---- output.c -------------------------------------------------------------------------------------------- */
+/* output.c */
 
 /* Sends what the sockets take of all that is due, from stream `from` on. What carried streams have to send, their
- * carriers do. Any thread. Returns the number of system calls. */
+ * I/O threads do. Any thread. Returns the number of system calls. */
 int rdt_tcp_flush(rdt_endpoint *endpoint, uint32_t from);
 int rdt_tcp_flush_stream(rdt_tcp_stream *stream);
-/* For its carrier, which waits for whoever hands over to it. To look again instead would keep the core from that
+/* For its I/O thread, which waits for whoever hands over to it. To look again instead would keep the core from that
  * thread, if they share one. */
-void rdt_tcp_flush_carried(rdt_tcp_stream *stream);
+void rdt_tcp_flush_attached(rdt_tcp_stream *stream);
 /* Reports whether everything that is due, acknowledgements too, is sent. */
 bool rdt_tcp_is_flushed(const rdt_endpoint *endpoint);
 
-/* ---- input.c --------------------------------------------------------------------------------------------- */
+/* input.c */
 
 /* Receives and handles what is there, up to a limit. Returns how many frames or parts of bodies that was. */
 int rdt_tcp_receive(rdt_endpoint *endpoint, uint32_t index);
@@ -201,14 +201,14 @@ void rdt_tcp_parse(rdt_endpoint *endpoint, uint32_t index, int *moved);
 /* Notes the first failure, in words. Any thread. */
 void rdt_tcp_fail(rdt_endpoint *endpoint, const char *text);
 
-/* ---- poll.c ---------------------------------------------------------------------------------------------- */
+/* poll.c */
 
 int rdt_tcp_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
 bool rdt_tcp_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void rdt_tcp_disarm(rdt_endpoint *endpoint);
 uint64_t rdt_tcp_silence(rdt_endpoint *endpoint);
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint);
-/* Makes the polling thread look at what a carrier noted, and wakes it if it sleeps. */
+/* Makes the polling thread look at what an I/O thread noted, and wakes it if it sleeps. */
 void rdt_tcp_nudge(rdt_endpoint *endpoint);
 
 /* Reports whether enough is under way for short operations to wait behind it. */

@@ -2,14 +2,14 @@
  *
  * Output of the streams. Frames are built from the queues and sent with one system call as far as
  * the socket takes them; nobody ever waits for a socket. Whoever has something to send flushes, and
- * if another thread is at it, that thread sends it. A carried stream is sent by its carrier only.
+ * if another thread is at it, that thread sends it. A attached stream is sent by its I/O thread only.
  */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
 
-#include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
+#include "transport/tcp/socket_io.h"
 
 #define BATCH_BYTES (1u << 20) /* built at once: acknowledgements wait for no more */
 #define FLUSH_BYTES (8u << 20) /* sent of a stream before another thread or stream gets its turn */
@@ -18,8 +18,6 @@
 
 /* Sent instead of a region that was closed after its header left. */
 static const uint8_t nothing[RDT_TCP_PIECE_BYTES];
-
-/* ---- building ---------------------------------------------------------------------------------------------- */
 
 static bool has_room(const rdt_tcp_output *out) {
   return out->count + 4 <= RDT_TCP_PARTS && out->slab_used + 2 * RDT_TCP_SHORT <= RDT_TCP_SLAB;
@@ -149,8 +147,6 @@ static bool build(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   return out->count > 0;
 }
 
-/* ---- sending ------------------------------------------------------------------------------------------------ */
-
 static void set_full(rdt_tcp_stream *stream, bool full) {
   if (stream->out.full == full) return;
   struct epoll_event event = {.events = EPOLLIN | (full ? EPOLLOUT : 0), .data.ptr = stream};
@@ -191,7 +187,7 @@ static ssize_t send_parts(rdt_tcp_stream *stream) {
   rdt_tcp_output *out = &stream->out;
   pin_parts(out);
   ssize_t sent =
-      rdt_tcp_line_send(stream->socket, out->parts + out->first, out->count - out->first);
+      rdt_tcp_socket_send(stream->socket, out->parts + out->first, out->count - out->first);
   unpin_parts(out);
   if (sent > 0) {
     advance(out, (size_t)sent);
@@ -242,7 +238,7 @@ int rdt_tcp_flush_stream(rdt_tcp_stream *stream) {
   return calls;
 }
 
-void rdt_tcp_flush_carried(rdt_tcp_stream *stream) {
+void rdt_tcp_flush_attached(rdt_tcp_stream *stream) {
   int turn = 0;
   do {
     pthread_mutex_lock(&stream->out_lock);
@@ -251,7 +247,7 @@ void rdt_tcp_flush_carried(rdt_tcp_stream *stream) {
   } while (atomic_load(&stream->out_wanted));
 }
 
-/* The carrier comes as it does for a socket that was full. If it is sending now, it looks again. */
+/* The I/O thread comes as it does for a socket that was full. If it is sending now, it looks again. */
 static int hand_over(rdt_tcp_stream *stream) {
   if (atomic_load(&stream->posted) == atomic_load(&stream->built)) return 0;
   atomic_store(&stream->out_wanted, true);

@@ -10,16 +10,14 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
+#include "transport/tcp/socket_io.h"
 
 #define LOOK_EVERY 16   /* polls between looks at all streams, if only the first one is used */
 #define FEW 8u          /* operations that a quiet stream may have under way */
 #define FAREWELL_MS 500 /* for which the control connection may tell why a stream ended */
 
-/* ---- input --------------------------------------------------------------------------------------------------- */
-
-static bool is_carried(const rdt_endpoint *endpoint, uint32_t index) {
+static bool is_attached(const rdt_endpoint *endpoint, uint32_t index) {
   return atomic_load_explicit(&endpoint->streams[index].carried, memory_order_relaxed);
 }
 
@@ -27,7 +25,7 @@ static bool is_carried(const rdt_endpoint *endpoint, uint32_t index) {
 static uint32_t held(const rdt_endpoint *endpoint) {
   uint32_t ready = 0;
   for (uint32_t i = 0; i < endpoint->stream_count; i++)
-    if (!is_carried(endpoint, i) && rdt_tcp_line_holds(endpoint->streams[i].socket))
+    if (!is_attached(endpoint, i) && rdt_tcp_socket_holds(endpoint->streams[i].socket))
       ready |= 1u << i;
   return ready;
 }
@@ -36,7 +34,7 @@ void rdt_tcp_nudge(rdt_endpoint *endpoint) {
   if (!atomic_exchange(&endpoint->nudged, true)) eventfd_write(endpoint->nudge_fd, 1);
 }
 
-/* A carrier that notes something after this nudges again. Poll handles everything noted before. */
+/* An I/O thread that notes something after this nudges again. Poll handles everything noted before. */
 static void take_nudge(rdt_endpoint *endpoint) {
   eventfd_t ignored;
   eventfd_read(endpoint->nudge_fd, &ignored);
@@ -49,7 +47,7 @@ static uint32_t find_ready(rdt_endpoint *endpoint) {
   bool others = endpoint->look_everywhere || endpoint->rounds++ % LOOK_EVERY == 0;
   uint32_t ready = held(endpoint) | endpoint->quiet;
   for (uint32_t i = 1; i < endpoint->stream_count && !others; i++)
-    others = !is_carried(endpoint, i) && rdt_tcp_outstanding(&endpoint->streams[i]) > 0;
+    others = !is_attached(endpoint, i) && rdt_tcp_outstanding(&endpoint->streams[i]) > 0;
   if (!others) return ready | 1;
   endpoint->look_everywhere = false;
   int count = epoll_wait(endpoint->epoll_fd, events, RDT_TCP_MAX_STREAMS + 1, 0);
@@ -151,12 +149,10 @@ static bool offer_credit(rdt_endpoint *endpoint) {
   return true;
 }
 
-/* ---- output -------------------------------------------------------------------------------------------------- */
-
 static bool anything_to_send(const rdt_endpoint *endpoint) {
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
     const rdt_tcp_stream *stream = &endpoint->streams[i];
-    if (is_carried(endpoint, i)) continue;
+    if (is_attached(endpoint, i)) continue;
     bool holds = i == 0 && atomic_load(&endpoint->gathers) && rdt_tcp_is_ahead(stream);
     if (atomic_load(&stream->owed) != atomic_load(&stream->given) ||
         (atomic_load(&stream->posted) != atomic_load(&stream->built) && !holds))
@@ -170,7 +166,7 @@ static bool acknowledges(rdt_endpoint *endpoint, bool all) {
   bool any = false;
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
     rdt_tcp_input *in = &endpoint->streams[i].in;
-    if (is_carried(endpoint, i) || !in->ack_due || (!in->quick_ack && !all)) continue;
+    if (is_attached(endpoint, i) || !in->ack_due || (!in->quick_ack && !all)) continue;
     in->ack_due = false;
     any = true;
   }
@@ -185,8 +181,6 @@ static void send_due(rdt_endpoint *endpoint, bool credit, bool moved) {
     return;
   rdt_tcp_flush(endpoint, 0);
 }
-
-/* ---- poll, arm ----------------------------------------------------------------------------------------------- */
 
 static void note_end(rdt_endpoint *endpoint) {
   int error = atomic_load(&endpoint->send_error);
@@ -204,7 +198,7 @@ static void complete_all(rdt_endpoint *endpoint, const rdt_events *events) {
   }
 }
 
-/* The peer may have acknowledged operations before it left, and the carrier may not have read that yet. */
+/* The peer may have acknowledged operations before it left, and the I/O thread may not have read that yet. */
 static void receive_last(rdt_endpoint *endpoint) {
   for (uint32_t i = 1; i < endpoint->stream_count && !endpoint->drained; i++)
     rdt_tcp_receive(endpoint, i);
@@ -243,7 +237,7 @@ static void set_armed(rdt_endpoint *endpoint, bool armed) {
 static void set_quiet(rdt_endpoint *endpoint, bool quiet) {
   if (endpoint->quiet == quiet) return;
   endpoint->quiet = quiet;
-  rdt_tcp_line_quiet(endpoint->streams[0].socket, quiet);
+  rdt_tcp_socket_quiet(endpoint->streams[0].socket, quiet);
 }
 
 /* Reports whether all that is under way are short operations of the first stream. */
@@ -283,16 +277,16 @@ static bool spreads(rdt_endpoint *endpoint) {
   return more;
 }
 
-/* A quiet socket costs less than one whose events nobody asks for: its packets look for no waiter. Carriers make
+/* A quiet socket costs less than one whose events nobody asks for: its packets look for no waiter. I/O threads make
  * events all the same. */
 uint64_t rdt_tcp_silence(rdt_endpoint *endpoint) {
-  uint64_t heard = 0;
+  uint64_t seen = 0;
   const bool little = endpoint->may_be_quiet && expects_little(endpoint);
   if (little) set_quiet(endpoint, true);
   if (spreads(endpoint) || !little) set_armed(endpoint, false);
   for (uint32_t i = 0; i < endpoint->stream_count; i++)
-    heard += atomic_load(&endpoint->streams[i].served) - atomic_load(&endpoint->streams[i].probed);
-  return heard;
+    seen += atomic_load(&endpoint->streams[i].served) - atomic_load(&endpoint->streams[i].probed);
+  return seen;
 }
 
 int rdt_tcp_event_fd(const rdt_endpoint *endpoint) { return endpoint->event_fd; }

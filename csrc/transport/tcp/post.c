@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/status.h"
-#include "transport/tcp/line.h"
 #include "transport/tcp/objects.h"
+#include "transport/tcp/socket_io.h"
 
 #define RESERVE 16u  /* of a queue, kept free of data for fences, notifications and probes */
 #define WHOLE 2u     /* stripes: to wake threads for parts of fewer takes longer than it saves */
@@ -31,8 +31,6 @@ static void append(rdt_endpoint *endpoint, rdt_tcp_stream *stream, rdt_tcp_piece
   stream->bytes += piece.frame.size;
   atomic_store(&stream->posted, posted + 1);
 }
-
-/* ---- writes and reads ------------------------------------------------------------------------------------ */
 
 static uint64_t bytes_under_way(const rdt_tcp_stream *stream) {
   return stream->bytes - atomic_load(&stream->done_bytes);
@@ -86,8 +84,6 @@ rdt_status rdt_tcp_region_grant(rdt_endpoint *endpoint, rdt_registration *regist
   if (registration->one_peer) atomic_store(&registration->grantee, endpoint->number);
   return RDT_OK;
 }
-
-/* ---- notifications ----------------------------------------------------------------------------------------- */
 
 rdt_status rdt_tcp_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
                           uint64_t size) {
@@ -145,8 +141,6 @@ static bool anything_outstanding(const rdt_endpoint *endpoint) {
   return false;
 }
 
-/* ---- the doorbell ------------------------------------------------------------------------------------------- */
-
 /* Reports whether the peer acknowledges soon, by the time that one operation at a time takes. */
 static bool peer_is_prompt(rdt_endpoint *endpoint) {
   rdt_tcp_stream *first = &endpoint->streams[0];
@@ -179,13 +173,11 @@ int rdt_tcp_doorbell(rdt_endpoint *endpoint) {
   return rdt_tcp_flush(endpoint, gathers ? 1 : 0);
 }
 
-/* ---- the heartbeat ------------------------------------------------------------------------------------------ */
-
 /* A number that changes while the peer, or with much to send its host, takes or gives anything. */
 static uint64_t movement(const rdt_endpoint *endpoint) {
   uint64_t moved = atomic_load(&endpoint->received);
   for (uint32_t i = 0; i < endpoint->stream_count; i++) {
-    uint64_t unconfirmed = rdt_tcp_line_unconfirmed(endpoint->streams[i].socket.fd);
+    uint64_t unconfirmed = rdt_tcp_socket_unconfirmed(endpoint->streams[i].socket.fd);
     if (unconfirmed >= MUCH_UNSENT)
       moved += atomic_load(&endpoint->streams[i].sent_bytes) - unconfirmed;
   }

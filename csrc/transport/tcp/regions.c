@@ -110,8 +110,6 @@ rdt_registration *rdt_tcp_region_find(rdt_domain *domain, const rdt_tcp_reach *w
   return found;
 }
 
-/* ---- between the peers ------------------------------------------------------------------------------- */
-
 rdt_status rdt_tcp_region_export(rdt_registration *registration, rdt_bundle *bundle) {
   rdt_wire wire;
   if (registration->one_peer && atomic_load(&registration->grantee) == 0)

@@ -25,14 +25,14 @@ struct rdt_registration {
   atomic_uint refs;  /* the owner's, and one for each operation on its way */
 };
 
-typedef struct rdt_tcp_carrier rdt_tcp_carrier; /* carriers.c */
+typedef struct rdt_tcp_io_thread rdt_tcp_io_thread; /* io_threads.c */
 
 struct rdt_domain {
   pthread_rwlock_t lock;
   rdt_registration **slots; /* NULL where free */
   uint32_t slot_count, next_free;
-  uint32_t carrier_limit; /* 0 at first; set it before the first connection */
-  rdt_tcp_carrier *carriers[RDT_TCP_MAX_STREAMS];
+  uint32_t io_thread_limit; /* 0 at first; set it before the first connection */
+  rdt_tcp_io_thread *io_threads[RDT_TCP_MAX_STREAMS];
 };
 
 struct rdt_mapping {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "transport/tcp/tcp.h"
 
-#include "transport/tcp/carriers.h"
+#include "transport/tcp/io_threads.h"
 #include "transport/tcp/objects.h"
 
 static rdt_status open_domain(rdt_domain **domain) {
   rdt_status status = rdt_tcp_domain_open(domain);
-  if (status == RDT_OK) (*domain)->carrier_limit = rdt_tcp_carriers_useful();
+  if (status == RDT_OK) (*domain)->io_thread_limit = rdt_tcp_io_threads_useful();
   return status;
 }
 
 static void close_domain(rdt_domain *domain) {
-  rdt_tcp_carriers_stop(domain);
+  rdt_tcp_io_threads_stop(domain);
   rdt_tcp_domain_close(domain);
 }
 
@@ -42,8 +42,8 @@ const rdt_transport rdt_transport_tcp = {
     .usable = rdt_tcp_usable,
     .endpoint_create = rdt_tcp_endpoint_create,
     .endpoint_connect = rdt_tcp_endpoint_connect,
-    .line_count = rdt_tcp_line_count,
-    .line_add = rdt_tcp_line_add,
+    .data_connection_count = rdt_tcp_socket_count,
+    .data_connection_add = rdt_tcp_socket_add,
     .endpoint_stop = rdt_tcp_endpoint_stop,
     .endpoint_idle = rdt_tcp_endpoint_idle,
     .endpoint_abort = rdt_tcp_endpoint_abort,

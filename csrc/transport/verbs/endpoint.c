@@ -29,8 +29,6 @@
 #define MASK_24 0xffffffu
 #define MAX_MIRROR (64u << 20) /* bytes, unless our own ring is larger */
 
-/* ---- creation ------------------------------------------------------------------------------------------ */
-
 static rdt_status create_block(rdt_domain *domain, uint64_t size, uint32_t access,
                                rdt_verbs_block *block) {
   void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -202,8 +200,6 @@ rdt_status rdt_verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint
   return rdt_fail(status, "%s", why);
 }
 
-/* ---- connection ------------------------------------------------------------------------------------------ */
-
 static uint32_t lower(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* InfiniBand routes between subnets, which the first half of a GID names, by GID only. */
@@ -340,8 +336,6 @@ rdt_status rdt_verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, 
 uint64_t rdt_verbs_max_notify(const rdt_endpoint *endpoint) {
   return rdt_records_max_payload(&endpoint->mirror);
 }
-
-/* ---- the end ---------------------------------------------------------------------------------------------- */
 
 void rdt_verbs_endpoint_stop(rdt_endpoint *endpoint) {
   if (endpoint->stopped) return;

@@ -33,8 +33,6 @@ static rdt_verbs_functions functions;
 static char load_error[384]; /* "" once loaded */
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
-/* ---- Loading ------------------------------------------------------------------------------------ */
-
 static bool find_symbols(void *library) {
   for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
     void *found = dlvsym(library, symbols[i].name, symbols[i].version);
@@ -82,8 +80,6 @@ const rdt_verbs_functions *rdt_verbs_library(void) {
   rdt_fail(RDT_ERR_UNSUPPORTED, "%s", load_error);
   return NULL;
 }
-
-/* ---- Errors ------------------------------------------------------------------------------------- */
 
 static rdt_status status_of(int error) {
   switch (error) {
@@ -162,8 +158,6 @@ static rdt_status destroyed(int result, const char *device, const char *what) {
   return fail(error, error == EBUSY ? " (something made from it still exists)" : NULL,
               "cannot destroy a %s of %s", what, device);
 }
-
-/* ---- Devices ------------------------------------------------------------------------------------ */
 
 static rdt_status never_block(int fd, const char *what) {
   int flags = fcntl(fd, F_GETFL);
@@ -277,8 +271,6 @@ rdt_status rdt_verbs_get_async_event(struct ibv_context *context, struct ibv_asy
 }
 
 void rdt_verbs_ack_async_event(struct ibv_async_event *event) { functions.ack_async_event(event); }
-
-/* ---- Objects of a device ------------------------------------------------------------------------ */
 
 rdt_status rdt_verbs_alloc_pd(struct ibv_context *context, struct ibv_pd **pd) {
   errno = 0;
@@ -415,8 +407,6 @@ rdt_status rdt_verbs_destroy_srq(struct ibv_srq *srq) {
   const char *device = name_of(srq->context);
   return destroyed(functions.destroy_srq(srq), device, "shared receive queue");
 }
-
-/* ---- Words and properties ----------------------------------------------------------------------- */
 
 static const char *or_unknown(const char *text) { return text ? text : "unknown"; }
 

@@ -97,7 +97,7 @@ typedef struct rdt_verbs_functions {
  * registered memory first, it is too late, and a warning is logged. */
 const rdt_verbs_functions *rdt_verbs_library(void);
 
-/* ---- Devices -------------------------------------------------------------------------------------- */
+/* Devices */
 
 /* Opens the device called `name`, with an asynchronous event queue that never blocks. The caller
  * closes the device after everything created from it. Returns RDT_ERR_INVALID if there is no
@@ -123,7 +123,7 @@ rdt_status rdt_verbs_query_port(struct ibv_context *context, uint8_t port,
 rdt_status rdt_verbs_get_async_event(struct ibv_context *context, struct ibv_async_event *event);
 void rdt_verbs_ack_async_event(struct ibv_async_event *event);
 
-/* ---- Objects of a device -------------------------------------------------------------------------- */
+/* Objects of a device */
 
 rdt_status rdt_verbs_alloc_pd(struct ibv_context *context, struct ibv_pd **pd);
 rdt_status rdt_verbs_dealloc_pd(struct ibv_pd *pd);
@@ -165,14 +165,14 @@ rdt_status rdt_verbs_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *att
 rdt_status rdt_verbs_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr, int mask);
 rdt_status rdt_verbs_destroy_srq(struct ibv_srq *srq);
 
-/* ---- Results of verbs called directly -------------------------------------------------------------- */
+/* Results of verbs called directly */
 
 /* Converts the result of ibv_post_* and ibv_req_notify_cq, which is 0, an errno value, or, in
  * old drivers, -1 with errno set. Returns RDT_OK or a status of the table above. `what` is a
  * phrase such as "post a write". */
 rdt_status rdt_verbs_result(int result, const char *what);
 
-/* ---- Words and properties -------------------------------------------------------------------------- */
+/* Words and properties */
 
 /* Return libibverbs' names; static storage, never NULL. */
 const char *rdt_verbs_wc_status_text(enum ibv_wc_status status);

@@ -12,8 +12,6 @@
 #include "transport/verbs/objects.h"
 #include "transport/verbs/registration.h"
 
-/* ---- registrations --------------------------------------------------------------------------------- */
-
 static rdt_status registration_new(rdt_domain *domain, void *address, uint64_t size,
                                    uint32_t access, rdt_verbs_local_use use,
                                    rdt_registration **registration_out) {
@@ -116,8 +114,6 @@ static rdt_registration *find_region(rdt_domain *domain, const void *buffer, uin
   return each;
 }
 
-/* ---- staging slots ------------------------------------------------------------------------------------ */
-
 rdt_status rdt_verbs_slots_create(rdt_domain *domain) {
   size_t size = (size_t)RDT_VERBS_SLOTS * RDT_VERBS_SLOT_BYTES;
   void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -153,8 +149,6 @@ void rdt_verbs_slot_free(rdt_domain *domain, rdt_verbs_slot *slot) {
   domain->free_slots = slot;
   pthread_mutex_unlock(&domain->lock);
 }
-
-/* ---- the way to a buffer ------------------------------------------------------------------------------ */
 
 static void use_registration(rdt_verbs_local *local, rdt_registration *registration, void *buffer) {
   *local = (rdt_verbs_local){

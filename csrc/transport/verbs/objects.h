@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The objects of the verbs transport, and who may access what. domain an opened port: protection
- * domain, shared receive queue, registrations, staging slots endpoint one peer: queue pairs, one
- * completion queue, the ring of records that the peer writes to with the words of credit, and a
- * mirror of the peer's ring queue one queue pair and the pieces posted to it, in order piece one
- * work request, and what its completion releases Threads: the send side of an endpoint belongs to
- * whoever holds the channel's send lock, the receive side to whoever polls, one at a time. They
- * meet in the atomics only.
+ * The objects of the verbs transport, and who may access what.
+ *
+ *   domain    an opened port: protection domain, shared receive queue, registrations, staging slots
+ *   endpoint  one peer: queue pairs, one completion queue, the ring of records that the peer writes
+ *             to, with the words of credit, and a mirror of the peer's ring
+ *   queue     one queue pair and the pieces posted to it, in order
+ *   piece     one work request, and what its completion releases
+ *
+ * The send side of an endpoint belongs to whoever holds the channel's send lock, the receive side to
+ * whoever polls, one at a time. They meet in the atomics only.
  */
 #ifndef RDT_TRANSPORT_VERBS_OBJECTS_H
 #define RDT_TRANSPORT_VERBS_OBJECTS_H
@@ -187,7 +190,7 @@ struct rdt_endpoint {
   char failure[384];
 };
 
-/* ---- domain.c ------------------------------------------------------------------------------------- */
+/* domain.c */
 
 rdt_status rdt_verbs_domain_open(rdt_domain **domain);
 void rdt_verbs_domain_close(rdt_domain *domain);
@@ -198,7 +201,7 @@ rdt_status rdt_verbs_domain_events(rdt_domain *domain);
 rdt_status rdt_verbs_domain_receives(rdt_domain *domain, uint32_t count, bool pledge);
 void rdt_verbs_domain_unpledge(rdt_domain *domain, uint32_t count);
 
-/* ---- local.c: local memory ------------------------------------------------------------------------- */
+/* local.c: local memory */
 
 rdt_status rdt_verbs_region_register(rdt_domain *domain, const rdt_region_memory *memory,
                                      rdt_registration **registration);
@@ -227,7 +230,7 @@ void rdt_verbs_registration_ref(rdt_registration *registration);
 void rdt_verbs_registration_unref(rdt_registration *registration);
 void rdt_verbs_slot_free(rdt_domain *domain, rdt_verbs_slot *slot);
 
-/* ---- windows.c ------------------------------------------------------------------------------------ */
+/* windows.c */
 
 /* Decides whether the domain uses windows. Returns RDT_ERR_UNSUPPORTED if the setting demands
  * windows and the device has none. */
@@ -247,7 +250,7 @@ rdt_status rdt_verbs_grant_keys(const rdt_registration *registration, rdt_verbs_
 /* Closes the windows of the endpoint's ring and of what was granted to its peer. */
 void rdt_verbs_endpoint_close_windows(rdt_endpoint *endpoint);
 
-/* ---- endpoint.c: connecting and ending -------------------------------------------------------------- */
+/* endpoint.c: connecting and ending */
 
 rdt_status rdt_verbs_endpoint_create(rdt_domain *domain, rdt_endpoint **endpoint,
                                      rdt_bundle *offer);
@@ -259,7 +262,7 @@ void rdt_verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);
 void rdt_verbs_endpoint_destroy(rdt_endpoint *endpoint);
 uint64_t rdt_verbs_max_notify(const rdt_endpoint *endpoint);
 
-/* ---- post.c: the send side --------------------------------------------------------------------------- */
+/* post.c: the send side */
 
 rdt_status rdt_verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                            rdt_request *request);
@@ -276,7 +279,7 @@ bool rdt_verbs_wants_doorbell(const rdt_endpoint *endpoint);
 bool rdt_verbs_delivering(const rdt_endpoint *endpoint);
 rdt_status rdt_verbs_probe(rdt_endpoint *endpoint);
 
-/* ---- poll.c: the receive side ------------------------------------------------------------------------ */
+/* poll.c: the receive side */
 
 int rdt_verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
 /* Reposts the shared receives that the peer used, including those not polled yet, and drops

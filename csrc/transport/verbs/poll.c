@@ -13,8 +13,6 @@
 
 #define COMPLETIONS 32
 
-/* ---- failures -------------------------------------------------------------------------------------------- */
-
 static const char *hint(enum ibv_wc_status status) {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
@@ -69,8 +67,6 @@ static void note_failure(rdt_endpoint *endpoint, const struct ibv_wc *wc) {
   fail(endpoint, text);
 }
 
-/* ---- completions ----------------------------------------------------------------------------------------- */
-
 static void release(rdt_endpoint *endpoint, const rdt_verbs_piece *piece, rdt_status status,
                     const rdt_events *events) {
   if (status == RDT_OK && piece->slot && piece->target)
@@ -117,8 +113,6 @@ static void complete_unhanded(rdt_endpoint *endpoint, const rdt_events *events) 
                                RDT_ERR_CONNECTION_LOST, events);
   }
 }
-
-/* ---- notifications and credit ------------------------------------------------------------------------------ */
 
 /* A later message may overwrite the words before this one is handled; then the next message
  * brings nothing new. More of those than can be in flight come from a peer that only wants to
@@ -186,8 +180,6 @@ static void offer_credit(rdt_endpoint *endpoint) {
   endpoint->told_taken = endpoint->taken;
   atomic_store(&endpoint->credit_due, true);
 }
-
-/* ---- poll, arm ------------------------------------------------------------------------------------------------ */
 
 static int take_completions(rdt_endpoint *endpoint, struct ibv_wc *completions) {
   if (endpoint->stashed) {

@@ -10,8 +10,6 @@
 
 #include "base/status.h"
 
-/* ---- Words -------------------------------------------------------------------------------------- */
-
 const char *rdt_verbs_gid_type_text(rdt_verbs_gid_type type) {
   static const char *const names[] = {"InfiniBand", "RoCE v1", "RoCE v2"};
   return type < RDT_VERBS_GID_UNKNOWN ? names[type] : "unknown type";
@@ -59,8 +57,6 @@ void rdt_verbs_choice_text(const rdt_verbs_choice *choice, char *text, size_t si
            port->link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand",
            port->mbit_per_s / 1000.0, 128u << port->active_mtu, address);
 }
-
-/* ---- Settings ----------------------------------------------------------------------------------- */
 
 /* Parses all of [text, text + length) as a whole number from `low` to `high`. Returns -1 if it
  * is not one. */
@@ -145,8 +141,6 @@ rdt_status rdt_verbs_parse_gid_index(const char *setting, const char *device, in
   return RDT_OK;
 }
 
-/* ---- Rank of an address ------------------------------------------------------------------------- */
-
 typedef enum { SCOPE_NONE, SCOPE_LOOPBACK, SCOPE_LINK, SCOPE_IPV6, SCOPE_IPV4 } gid_scope;
 
 static gid_scope scope_of(const uint8_t raw[16]) {
@@ -179,8 +173,6 @@ int rdt_verbs_gid_rank(const rdt_verbs_gid *gid) {
   if (gid->type == RDT_VERBS_GID_ROCE_V2) return rank + RANK_ROCE_V2;
   return gid->type == RDT_VERBS_GID_ROCE_V1 ? rank + RANK_ROCE_V1 : rank;
 }
-
-/* ---- Choosing ----------------------------------------------------------------------------------- */
 
 /* What one call of rdt_verbs_ports_choose works with. */
 typedef struct chooser {

@@ -68,8 +68,6 @@ static rdt_status add_unusable(scan *self, const char *device, uint8_t number, c
   return RDT_OK;
 }
 
-/* ---- Network interfaces of GIDs ----------------------------------------------------------------- */
-
 /* Returns true if the last bytes of `raw` derive from the hardware address `mac`, as in a link-
  * local GID. A VLAN's number may be between the two halves. */
 static bool is_from_mac(const uint8_t raw[16], const uint8_t mac[6]) {
@@ -123,8 +121,6 @@ static void set_netdev(const scan *self, rdt_verbs_gid *gid, const char *name, u
   if (state == RDT_VERBS_NETDEV_DOWN || holds_address(self, name, gid->raw))
     gid->netdev_state = state;
 }
-
-/* ---- GIDs --------------------------------------------------------------------------------------- */
 
 /* Reads an attribute of a GID; "" if it has none, as in some containers. */
 static void read_gid_attribute(const char *ibdev_path, uint8_t port, const char *attribute,
@@ -191,8 +187,6 @@ static void read_gids_one_by_one(const scan *self, struct ibv_context *context,
     set_netdev(self, gid, netdev, 0);
   }
 }
-
-/* ---- Ports and devices -------------------------------------------------------------------------- */
 
 /* Multiplies active speed and width. Speeds are per lane, in the units of the specification:
  * powers of two, from SDR's 1 to NDR's 128. */

@@ -13,8 +13,6 @@
 #include "base/status.h"
 #include "transport/verbs/objects.h"
 
-/* ---- queues -------------------------------------------------------------------------------------------- */
-
 /* Runs before the work is handed over, so that no completion is missed. */
 static void want_events(rdt_endpoint *endpoint) {
   if (atomic_load(&endpoint->wanted) == 0 || atomic_load(&endpoint->armed) != RDT_VERBS_SOLICITED)
@@ -64,8 +62,6 @@ static void append(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr
   if (at > 0) queue->requests[at - 1].next = &queue->requests[at];
   atomic_store(&queue->posted, posted + 1);
 }
-
-/* ---- writes and reads ---------------------------------------------------------------------------------- */
 
 typedef struct transfer {
   const rdt_mapping *mapping;
@@ -180,8 +176,6 @@ rdt_status rdt_verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *
   return post(endpoint, &(transfer){mapping, op, request, true});
 }
 
-/* ---- memory windows ------------------------------------------------------------------------------------ */
-
 static void post_bind(rdt_endpoint *endpoint, uint32_t index, rdt_registration *registration,
                       rdt_request *request) {
   rdt_verbs_piece piece = {
@@ -215,8 +209,6 @@ void rdt_verbs_bind_ring(rdt_endpoint *endpoint) {
          (struct ibv_sge){0}, (rdt_verbs_piece){0});
   hand_over(endpoint, &endpoint->queues[0]);
 }
-
-/* ---- notifications -------------------------------------------------------------------------------------- */
 
 rdt_status rdt_verbs_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
                             uint64_t size) {

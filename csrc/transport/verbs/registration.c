@@ -17,8 +17,6 @@
   "raise it: ulimit -l unlimited; systemd: LimitMEMLOCK=infinity; docker: --ulimit memlock=-1; " \
   "Kubernetes: the capability IPC_LOCK"
 
-/* ---- The limit of pinned memory ----------------------------------------------------------------- */
-
 /* Reads the number after `label` in the text of /proc/self/status; 0 if there is none. */
 static uint64_t status_field(const char *text, const char *label, int base) {
   const char *line = strstr(text, label);
@@ -96,8 +94,6 @@ uint64_t rdt_verbs_registrable(void) {
   if (memlock.exempt || memlock.limit == RDT_VERBS_NO_LIMIT) return UINT64_MAX;
   return memlock.pinned < memlock.limit ? memlock.limit - memlock.pinned : 0;
 }
-
-/* ---- Registering -------------------------------------------------------------------------------- */
 
 int rdt_verbs_remote_access(uint32_t access) {
   int bits = 0;

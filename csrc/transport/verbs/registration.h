@@ -40,7 +40,7 @@ rdt_status rdt_verbs_check_memlock(uint64_t size);
 /* Returns the bytes that the limit still permits; UINT64_MAX if there is no limit. */
 uint64_t rdt_verbs_registrable(void);
 
-/* ---- The arithmetic, apart from the machine --------------------------------------------------------- */
+/* The arithmetic, apart from the machine */
 
 #define RDT_VERBS_NO_LIMIT UINT64_MAX
 

@@ -29,8 +29,6 @@ rdt_status rdt_verbs_windows_choose(rdt_domain *domain) {
       domain->text, RDT_ENV_PREFIX);
 }
 
-/* ---- one window ------------------------------------------------------------------------------------ */
-
 rdt_status rdt_verbs_window_open(rdt_domain *domain, rdt_verbs_window *window) {
   struct ibv_mw *made;
   rdt_status status = rdt_verbs_alloc_mw(domain->pd, &made);
@@ -55,8 +53,6 @@ struct ibv_send_wr rdt_verbs_window_bind(const rdt_verbs_window *window, struct 
                                 .length = mr->length,
                                 .mw_access_flags = (unsigned)rdt_verbs_remote_access(access)}}};
 }
-
-/* ---- windows of a region ----------------------------------------------------------------------------- */
 
 rdt_status rdt_verbs_grant_open(rdt_endpoint *endpoint, rdt_registration *registration) {
   rdt_domain *domain = endpoint->domain;
@@ -117,8 +113,6 @@ rdt_status rdt_verbs_grant_keys(const rdt_registration *registration, rdt_verbs_
   pthread_mutex_unlock(&domain->windows_lock);
   return open ? RDT_OK : rdt_fail(RDT_ERR_ACCESS, "the region's peer is gone");
 }
-
-/* ---- windows of an endpoint ----------------------------------------------------------------------------- */
 
 static rdt_verbs_grant *first_not_ending(rdt_verbs_grant *grants) {
   while (grants && grants->ending) grants = grants->next;

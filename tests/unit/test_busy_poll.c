@@ -8,8 +8,8 @@
 
 #include "base/config.h"
 #include "core/objects.h"
+#include "core/post/busy_poll.h"
 #include "core/post/channel.h"
-#include "core/post/helping.h"
 #include "core/post/polling.h"
 #include "unit.h"
 
@@ -86,20 +86,20 @@ static void let_go(rdt_transfer *transfer) {
   rdt_transfer_free(transfer);
 }
 
-static void help_once(void) {
-  rdt_channel_begin_help(channel);
-  rdt_channel_help(channel);
-  rdt_channel_end_help(channel);
+static void wait_once(void) {
+  rdt_channel_waiter_begin(channel);
+  rdt_channel_busy_poll(channel);
+  rdt_channel_waiter_end(channel);
 }
 
 /* A tick may come at once on a busy machine. */
-static void help_until_it_lingers(void) { UNTIL((help_once(), rdt_channel_lingers(channel))); }
+static void wait_until_it_is_silent(void) { UNTIL((wait_once(), rdt_channel_is_silent(channel))); }
 
-static void test_lingers_behind_a_wait(void) {
+static void test_silent_behind_a_wait(void) {
   rdt_transfer *transfer = hold_peer();
-  help_until_it_lingers();
-  UNTIL(!atomic_load(&channel->lingers)); /* since that thread did not come back */
-  help_until_it_lingers();
+  wait_until_it_is_silent();
+  UNTIL(!atomic_load(&channel->silent)); /* since that thread did not come back */
+  wait_until_it_is_silent();
   let_go(transfer);
 }
 
@@ -114,12 +114,12 @@ static void test_ends_for_a_sleeper(void) {
   pthread_t sleeper;
   rdt_transfer *transfer = hold_peer();
   atomic_store(&done, 0);
-  help_until_it_lingers();
+  wait_until_it_is_silent();
   EXPECT(pthread_create(&sleeper, NULL, wait_asleep, transfer) == 0);
   UNTIL(atomic_load(&channel->sleepers) > 0);
-  EXPECT(!rdt_channel_lingers(channel));
-  help_once();
-  EXPECT(!atomic_load(&channel->lingers));
+  EXPECT(!rdt_channel_is_silent(channel));
+  wait_once();
+  EXPECT(!atomic_load(&channel->silent));
   atomic_store(&held, false);
   EXPECT(becomes(&done, 1));
   pthread_join(sleeper, NULL);
@@ -130,11 +130,11 @@ static void test_ends_for_a_callback(void) {
   const rdt_op op = {.kind = RDT_OP_WRITE, .local = "8 bytes", .size = 8, .remote = remote};
   rdt_transfer *transfer = hold_peer();
   atomic_store(&done, 0);
-  help_until_it_lingers();
+  wait_until_it_is_silent();
   EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(channel, &op, 1, count_done, NULL));
-  EXPECT(!rdt_channel_lingers(channel));
-  help_once();
-  EXPECT(!atomic_load(&channel->lingers));
+  EXPECT(!rdt_channel_is_silent(channel));
+  wait_once();
+  EXPECT(!atomic_load(&channel->silent));
   atomic_store(&held, false);
   EXPECT(becomes(&done, 1));
   let_go(transfer);
@@ -151,10 +151,10 @@ static void test_ends_for_a_reader(void) {
   rdt_notification notification = {0};
   rdt_transfer *transfer = hold_peer();
   atomic_store(&done, 0);
-  help_until_it_lingers();
+  wait_until_it_is_silent();
   EXPECT(pthread_create(&reader, NULL, read_notification, &notification) == 0);
   UNTIL(atomic_load(&here->readers) > 0);
-  EXPECT(!rdt_channel_lingers(channel));
+  EXPECT(!rdt_channel_is_silent(channel));
   const rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = 7};
   EXPECT(rdt_channel_post(atomic_load(&accepted), &op, 1, NULL, NULL) >= RDT_OK);
   EXPECT(becomes(&done, 1) && notification.immediate == 7);
@@ -171,23 +171,23 @@ static uint64_t heard(void) {
   return operations;
 }
 
-/* Lets the peer notify, and helps until that came. */
+/* Lets the peer notify, and polls until that came. */
 static void hear_peer(void) {
   const uint64_t before = heard();
   const rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = 8};
   EXPECT(rdt_channel_post(atomic_load(&accepted), &op, 1, NULL, NULL) >= RDT_OK);
-  rdt_channel_begin_help(channel);
-  UNTIL((rdt_channel_help(channel), heard() > before));
-  rdt_channel_end_help(channel);
+  rdt_channel_waiter_begin(channel);
+  UNTIL((rdt_channel_busy_poll(channel), heard() > before));
+  rdt_channel_waiter_end(channel);
 }
 
 /* The thread that waits has received the notification, and may not take it. */
 static void test_a_peer_that_posts_ends_it(void) {
   rdt_notification notification = {0};
   rdt_transfer *transfer = hold_peer();
-  help_until_it_lingers();
+  wait_until_it_is_silent();
   hear_peer();
-  EXPECT(!atomic_load(&channel->lingers));
+  EXPECT(!atomic_load(&channel->silent));
   EXPECT_STATUS(RDT_OK, rdt_device_next_notification(here, -1, &notification));
   EXPECT(notification.immediate == 8);
   rdt_notification_clear(&notification);
@@ -195,10 +195,10 @@ static void test_a_peer_that_posts_ends_it(void) {
 }
 
 /* With nothing under way, the peer is the only one who can have something to say. */
-static void test_lingers_after_all_if_the_peer_is_still(void) {
+static void test_silent_after_all_if_the_peer_is_still(void) {
   rdt_notification notification;
-  UNTIL((hear_peer(), help_once(), !atomic_load(&channel->lingers)));
-  help_until_it_lingers(); /* as it posts no more */
+  UNTIL((hear_peer(), wait_once(), !atomic_load(&channel->silent)));
+  wait_until_it_is_silent(); /* as it posts no more */
   while (rdt_device_next_notification(here, 0, &notification) == RDT_OK)
     rdt_notification_clear(&notification);
 }
@@ -206,13 +206,13 @@ static void test_lingers_after_all_if_the_peer_is_still(void) {
 /* A thread that polls all the time lets go for moments only. The device's thread does not wait for them. */
 static void test_device_goes_on_beside_a_poller(void) {
   rdt_remote_region *again;
-  rdt_channel_begin_help(channel);
+  rdt_channel_waiter_begin(channel);
   pthread_mutex_lock(&channel->poll_lock);
   EXPECT_STATUS(RDT_OK,
                 rdt_remote_region_find(channel, "words", -1, &again)); /* it takes the answer */
   EXPECT(!rdt_channel_hold(channel));
   pthread_mutex_unlock(&channel->poll_lock);
-  rdt_channel_end_help(channel);
+  rdt_channel_waiter_end(channel);
   EXPECT(rdt_channel_hold(channel));
   pthread_mutex_unlock(&channel->poll_lock);
   rdt_remote_region_unref(again);
@@ -222,12 +222,12 @@ int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("TRANSPORTS", "tcp"));
   open_both();
   test_device_goes_on_beside_a_poller();
-  test_lingers_behind_a_wait();
+  test_silent_behind_a_wait();
   test_ends_for_a_sleeper();
   test_ends_for_a_callback();
   test_ends_for_a_reader();
   test_a_peer_that_posts_ends_it();
-  test_lingers_after_all_if_the_peer_is_still();
+  test_silent_after_all_if_the_peer_is_still();
   close_both();
   return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Carriers, which serve the sockets after the first one on threads of their own, against a peer that is played
+ * I/O threads, which serve the sockets after the first one on threads of their own, against a peer that is played
  * here.
  */
 #include <dirent.h>
@@ -10,7 +10,7 @@
 #include <sys/epoll.h>
 
 #include "tcp_peer.h"
-#include "transport/tcp/line.h"
+#include "transport/tcp/socket_io.h"
 
 enum { LARGE = 20 << 20 };
 
@@ -29,7 +29,7 @@ static void sleep_until(const int *count, int wanted) {
 }
 
 /* Nobody polls, and the bytes arrive and are acknowledged. */
-static void test_carrier_serves_writes(void) {
+static void test_io_thread_serves_writes(void) {
   static const uint8_t bytes[100000] = {1, 2, 3};
   rdt_tcp_frame frame;
   uint8_t header[RDT_TCP_HEADER_SIZE];
@@ -46,8 +46,8 @@ static void test_carrier_serves_writes(void) {
   disconnect_end();
 }
 
-/* A notification that is staged behind a fence makes an event when the carrier passes the fence. */
-static void test_carrier_passes_fences(void) {
+/* A notification that is staged behind a fence makes an event when the I/O thread passes the fence. */
+static void test_io_thread_passes_fences(void) {
   static const uint8_t bytes[100000];
   connect_carried();
   rdt_registration *region = open_region(BOTH, false);
@@ -120,8 +120,8 @@ static void test_fence_before_more_than_staging_holds(void) {
   disconnect_end();
 }
 
-/* What the peer acknowledges on a carried stream wakes whoever sleeps, once the request may be complete. */
-static void test_carrier_notes_acknowledgements(void) {
+/* What the peer acknowledges on a attached stream wakes whoever sleeps, once the request may be complete. */
+static void test_io_thread_notes_acknowledgements(void) {
   static uint8_t large[LARGE], got[RDT_TCP_PIECE_BYTES];
   rdt_request request = {.holds = 0};
   rdt_mapping mapping = {.key = 1};
@@ -172,7 +172,7 @@ static void test_stop_settles_what_was_acknowledged(void) {
   say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 1});
   while (atomic_load(&end->streams[1].acknowledged) == 0) usleep(100);
   EXPECT(completions == 0);
-  rdt_tcp_carry_no_more(end); /* no carrier comes to the next one */
+  rdt_tcp_io_detach(end); /* no I/O thread comes to the next one */
   EXPECT(recv(peer[1], header, sizeof(header), MSG_WAITALL) == sizeof(header));
   EXPECT(recv(peer[1], large, frame.size, MSG_WAITALL) == (ssize_t)frame.size);
   say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 2});
@@ -181,7 +181,7 @@ static void test_stop_settles_what_was_acknowledged(void) {
   EXPECT(atomic_load(&request.holds) == 0);
 }
 
-/* A lie, and the end of the socket, on a carried stream wake whoever sleeps. */
+/* A lie, and the end of the socket, on a attached stream wake whoever sleeps. */
 static void test_failure_on_a_carried_stream(void) {
   for (int ends = 0; ends < 2; ends++) {
     connect_carried();
@@ -262,9 +262,9 @@ static uint64_t time_of_others(void) {
   return all;
 }
 
-/* Somebody who hands over to a carrier wakes it, and still holds the output's lock. If they share a core, he goes on
- * only when the carrier sleeps. */
-static void test_carrier_sleeps_while_another_hands_over(void) {
+/* Somebody who hands over to an I/O thread wakes it, and still holds the output's lock. If they share a core, he goes on
+ * only when the I/O thread sleeps. */
+static void test_io_thread_sleeps_while_another_hands_over(void) {
   uint64_t before;
   connect_carried();
   rdt_tcp_stream *stream = &end->streams[1];
@@ -274,7 +274,7 @@ static void test_carrier_sleeps_while_another_hands_over(void) {
   EXPECT(epoll_ctl(stream->epoll_fd, EPOLL_CTL_MOD, stream->socket.fd, &event) == 0);
   UNTIL((before = time_of_others(), usleep(20000), time_of_others() - before < 1000000));
   pthread_mutex_unlock(&stream->out_lock);
-  for (bool full = true; full; usleep(500)) { /* until the carrier found nothing to send */
+  for (bool full = true; full; usleep(500)) { /* until the I/O thread found nothing to send */
     pthread_mutex_lock(&stream->out_lock);
     full = stream->out.full;
     pthread_mutex_unlock(&stream->out_lock);
@@ -282,12 +282,12 @@ static void test_carrier_sleeps_while_another_hands_over(void) {
   disconnect_end();
 }
 
-/* ---- one carrier, many streams -------------------------------------------------------------------------- */
+/* ---- one I/O thread, many streams -------------------------------------------------------------------------- */
 
 static rdt_endpoint *other;
 static atomic_int others_done;
 
-/* Connects another endpoint to the same carrier, and ends it. */
+/* Connects another endpoint to the same I/O thread, and ends it. */
 static void *connect_and_end(void *argument) {
   rdt_bundle offer;
   int ends[STREAMS][2];
@@ -296,7 +296,7 @@ static void *connect_and_end(void *argument) {
   EXPECT_STATUS(RDT_OK, rdt_tcp_endpoint_connect(other, "other", &offer));
   for (uint32_t i = 0; i < STREAMS; i++) {
     pair_in_host(ends[i]);
-    EXPECT_STATUS(RDT_OK, rdt_tcp_line_add(other, i, rdt_socket_of(ends[i][0])));
+    EXPECT_STATUS(RDT_OK, rdt_tcp_socket_add(other, i, rdt_socket_of(ends[i][0])));
   }
   EXPECT(atomic_load(&other->streams[1].carried));
   EXPECT(send(ends[1][1], "x", 1, 0) == 1);
@@ -308,14 +308,14 @@ static void *connect_and_end(void *argument) {
   return NULL;
 }
 
-/* A carrier that is kept by one stream keeps nobody who brings another one or takes it back. */
+/* An I/O thread that is kept by one stream keeps nobody who brings another one or takes it back. */
 static void test_connecting_and_ending_wait_for_no_stream(void) {
   pthread_t thread;
   connect_carried();
   rdt_tcp_stream *stream = &end->streams[1];
   pthread_mutex_lock(&stream->out_lock);
   say_frame(1, (rdt_tcp_frame){.kind = RDT_TCP_PROBE});
-  UNTIL(atomic_load(&stream->served) == 1); /* the carrier is about to acknowledge it */
+  UNTIL(atomic_load(&stream->served) == 1); /* the I/O thread is about to acknowledge it */
   usleep(20000);
   EXPECT(pthread_create(&thread, NULL, connect_and_end, NULL) == 0);
   EXPECT(becomes(&others_done, 1));
@@ -379,7 +379,7 @@ static void test_a_pass_over_an_encrypted_stream_ends(void) {
     rdt_tcp_receive(end, 1);
     all = atomic_load(&end->received);
     EXPECT(all - before <= 6u << 20);
-    EXPECT(!rdt_tcp_line_holds(stream->socket));
+    EXPECT(!rdt_tcp_socket_holds(stream->socket));
     atomic_store(&stream->given, atomic_load(&stream->owed)); /* as if the refusals had been sent */
   }
   pthread_join(thread, NULL);
@@ -390,15 +390,15 @@ static void test_a_pass_over_an_encrypted_stream_ends(void) {
 int main(void) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("QUEUE_PAIRS", "2"));
   EXPECT_STATUS(RDT_OK, rdt_config_set("STRIPE_BYTES", "131072"));
-  test_carrier_serves_writes();
-  test_carrier_passes_fences();
+  test_io_thread_serves_writes();
+  test_io_thread_passes_fences();
   test_writes_pass_fences();
   test_fence_before_more_than_staging_holds();
-  test_carrier_notes_acknowledgements();
+  test_io_thread_notes_acknowledgements();
   test_stop_settles_what_was_acknowledged();
   test_failure_on_a_carried_stream();
   test_stop_beside_senders();
-  test_carrier_sleeps_while_another_hands_over();
+  test_io_thread_sleeps_while_another_hands_over();
   test_connecting_and_ending_wait_for_no_stream();
   test_a_pass_over_an_encrypted_stream_ends();
   return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/post/helping.h"
+#include "core/post/busy_poll.h"
 
 #include <sys/timerfd.h>
 
@@ -12,8 +12,6 @@
 #define STILL_US 1000000   /* what a peer posts after such a pause may wait for a tick */
 #define NONE 0u            /* no channel has this number */
 #define SEVERAL UINT64_MAX
-
-/* ---- ticks ---------------------------------------------------------------------------------------------- */
 
 static void start_tick(rdt_device *device, uint64_t for_channel, unsigned us, int64_t now) {
   const struct itimerspec once = {.it_value.tv_nsec = us * 1000};
@@ -29,11 +27,11 @@ static void start_next_tick(rdt_device *device, uint64_t for_channel, int64_t no
 }
 
 /* A tick would disturb the thread that is busy, so that thread puts it off. Timers are dear on virtual machines, so
- * it does so rarely, and the longer the channel has lingered, the longer may it go on. Only the one channel that a
+ * it does so rarely, and the longer the channel has been silent, the longer may it go on. Only the one channel that a
  * tick is for may put it off, as others wait for it. */
-static void linger(rdt_channel *channel, int64_t now) {
+static void keep_silent(rdt_channel *channel, int64_t now) {
   rdt_device *device = channel->device;
-  atomic_store(&channel->lingers, true);
+  atomic_store(&channel->silent, true);
   if (!atomic_exchange(&device->ticking, true))
     start_tick(device, channel->number, TICK_US, now);
   else if (atomic_load(&device->tick_of) != channel->number)
@@ -51,27 +49,27 @@ static bool wants_events(const rdt_channel *channel) {
          (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
 }
 
-bool rdt_channel_lingers(const rdt_channel *channel) {
-  return atomic_load(&channel->lingers) && !wants_events(channel);
+bool rdt_channel_is_silent(const rdt_channel *channel) {
+  return atomic_load(&channel->silent) && !wants_events(channel);
 }
 
 /* Reports whether a thread will probably wait for something on the channel again. */
-static bool lingers_on(const rdt_channel *channel, int64_t now) {
-  int64_t longest = atomic_load(&channel->helpers) > 0 ? MOST_TICK_US : TICK_US;
-  return now - atomic_load(&channel->helped_us) < longest && !wants_events(channel);
+static bool stays_silent(const rdt_channel *channel, int64_t now) {
+  int64_t longest = atomic_load(&channel->waiters) > 0 ? MOST_TICK_US : TICK_US;
+  return now - atomic_load(&channel->waited_us) < longest && !wants_events(channel);
 }
 
-bool rdt_channels_linger_on(rdt_device *device) {
+bool rdt_channels_stay_silent(rdt_device *device) {
   const int64_t now = rdt_now_us();
   uint64_t still = NONE;
   bool all = true;
-  atomic_store(&device->ticking, false); /* a channel that lingers from here on starts it again */
+  atomic_store(&device->ticking, false); /* a channel that is silent from here on starts it again */
   for (rdt_channel *channel = device->active; channel; channel = channel->next) {
-    if (!atomic_load(&channel->lingers)) continue;
-    if (lingers_on(channel, now)) {
+    if (!atomic_load(&channel->silent)) continue;
+    if (stays_silent(channel, now)) {
       still = still == NONE ? channel->number : SEVERAL;
     } else {
-      atomic_store(&channel->lingers, false);
+      atomic_store(&channel->silent, false);
       all = false;
     }
   }
@@ -82,47 +80,47 @@ bool rdt_channels_linger_on(rdt_device *device) {
 
 /* A silent channel delays what the peer posts. The peer must therefore have posted nothing since the last wait. If no
  * operation is under way that a thread may wait for, the peer must have been still for STILL_US. */
-static bool may_linger(rdt_channel *channel, int64_t now) {
+static bool may_be_silent(rdt_channel *channel, int64_t now) {
   if (channel->purpose != RDT_PURPOSE_USER || atomic_load(&channel->warm) || wants_events(channel))
     return false;
-  const uint64_t heard = channel->transport->silence(channel->endpoint);
-  const bool news = heard != channel->heard;
-  if (news) channel->heard_us = now;
-  channel->heard = heard;
-  return !news && (rdt_overdue_waiting(channel) > 0 || now - channel->heard_us >= STILL_US);
+  const uint64_t seen = channel->transport->silence(channel->endpoint);
+  const bool any = seen != channel->seen;
+  if (any) channel->seen_us = now;
+  channel->seen = seen;
+  return !any && (rdt_overdue_waiting(channel) > 0 || now - channel->seen_us >= STILL_US);
 }
 
-void rdt_channel_expect_help(rdt_channel *channel) {
-  if (!channel->transport->silence || atomic_load(&channel->lingers)) return;
+void rdt_channel_waiter_expect(rdt_channel *channel) {
+  if (!channel->transport->silence || atomic_load(&channel->silent)) return;
   const int64_t now = rdt_now_us();
-  if (now - atomic_load(&channel->helped_us) >= TICK_US) return;
+  if (now - atomic_load(&channel->waited_us) >= TICK_US) return;
   if (pthread_mutex_trylock(&channel->poll_lock) != 0) return;
-  if (may_linger(channel, now)) linger(channel, now);
+  if (may_be_silent(channel, now)) keep_silent(channel, now);
   pthread_mutex_unlock(&channel->poll_lock);
 }
 
-void rdt_channel_begin_help(rdt_channel *channel) {
+void rdt_channel_waiter_begin(rdt_channel *channel) {
   const rdt_transport *transport = channel->transport;
-  if (!transport->silence || atomic_fetch_add(&channel->helpers, 1) > 0) return;
-  if (atomic_load(&channel->lingers)) return;
+  if (!transport->silence || atomic_fetch_add(&channel->waiters, 1) > 0) return;
+  if (atomic_load(&channel->silent)) return;
   if (pthread_mutex_trylock(&channel->poll_lock) != 0) return;
   transport->silence(channel->endpoint);
   pthread_mutex_unlock(&channel->poll_lock);
 }
 
-void rdt_channel_end_help(rdt_channel *channel) {
+void rdt_channel_waiter_end(rdt_channel *channel) {
   const rdt_transport *transport = channel->transport;
-  if (!transport->silence || atomic_fetch_sub(&channel->helpers, 1) > 1) return;
+  if (!transport->silence || atomic_fetch_sub(&channel->waiters, 1) > 1) return;
   const int64_t now = rdt_now_us();
   bool quiet = true;
-  atomic_store(&channel->helped_us, now);
+  atomic_store(&channel->waited_us, now);
   pthread_mutex_lock(&channel->poll_lock);
-  bool lingers = may_linger(channel, now);
-  if (lingers)
-    linger(channel, now);
+  bool silent = may_be_silent(channel, now);
+  if (silent)
+    keep_silent(channel, now);
   else
-    atomic_store(&channel->lingers, false);
-  if (!lingers && !atomic_load(&channel->down) && !atomic_load(&channel->warm))
+    atomic_store(&channel->silent, false);
+  if (!silent && !atomic_load(&channel->down) && !atomic_load(&channel->warm))
     quiet = transport->arm(channel->endpoint, true, true);
   pthread_mutex_unlock(&channel->poll_lock);
   if (!quiet) rdt_device_wake(channel->device);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "transport/tcp/line.h"
+#include "transport/tcp/socket_io.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ static bool stays_here(int socket) {
          memcmp(&near6->sin6_addr, &far6->sin6_addr, sizeof(near6->sin6_addr)) == 0;
 }
 
-rdt_status rdt_tcp_line_open(int socket) {
+rdt_status rdt_tcp_socket_open(int socket) {
   int one = 1, flags = fcntl(socket, F_GETFL);
   /* Probes come every third of the deadline; what they find must end within the rest of it. */
   unsigned timeout_ms = (unsigned)(rdt_config_number(RDT_CONFIG_DEADLINE_MS) * 2 / 3 + 1);
@@ -48,7 +48,7 @@ rdt_status rdt_tcp_line_open(int socket) {
   return rdt_fail_errno(errno, "cannot prepare a socket");
 }
 
-ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count) {
+ssize_t rdt_tcp_socket_send(rdt_socket socket, struct iovec *parts, int count) {
   if (socket.tls) return rdt_tls_send(socket.tls, parts, count);
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
   for (;;) {
@@ -60,11 +60,11 @@ ssize_t rdt_tcp_line_send(rdt_socket socket, struct iovec *parts, int count) {
   }
 }
 
-ssize_t rdt_tcp_line_receive_held(rdt_socket socket, struct iovec *parts, int count) {
+ssize_t rdt_tcp_socket_receive_held(rdt_socket socket, struct iovec *parts, int count) {
   return socket.tls ? rdt_tls_receive_held(socket.tls, parts, count) : 0;
 }
 
-ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count) {
+ssize_t rdt_tcp_socket_receive(rdt_socket socket, struct iovec *parts, int count) {
   if (socket.tls) return rdt_tls_receive(socket.tls, parts, count);
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
   for (;;) {
@@ -77,20 +77,20 @@ ssize_t rdt_tcp_line_receive(rdt_socket socket, struct iovec *parts, int count) 
   }
 }
 
-void rdt_tcp_line_quiet(rdt_socket socket, bool quiet) {
+void rdt_tcp_socket_quiet(rdt_socket socket, bool quiet) {
   const int bytes = quiet ? RDT_TCP_QUIET_BYTES : 1;
   setsockopt(socket.fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes));
 }
 
 /* Since Linux 4.18, bytes that are there make an event when the limit falls below them. */
-bool rdt_tcp_line_can_be_quiet(void) {
+bool rdt_tcp_socket_can_be_quiet(void) {
   struct utsname name;
   int major = 0, minor = 0;
   return uname(&name) == 0 && sscanf(name.release, "%d.%d", &major, &minor) == 2 &&
          (major > 4 || (major == 4 && minor >= 18));
 }
 
-uint64_t rdt_tcp_line_unconfirmed(int socket) {
+uint64_t rdt_tcp_socket_unconfirmed(int socket) {
   int bytes = 0;
   return ioctl(socket, SIOCOUTQ, &bytes) == 0 && bytes > 0 ? (uint64_t)bytes : 0;
 }
