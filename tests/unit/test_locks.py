@@ -51,7 +51,6 @@ class Complete(Transfer):
     def __init__(self, keep: object) -> None:
         super().__init__(None, keep)
 
-    @property
     def done(self) -> bool:
         self._keep = None
         return True
