@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "memory/arena.h"
+#include "receive/receiver_end.h"
 #include "stats/checksum.h"
 #include "tensorflow/core/framework/types.h"
 
@@ -105,8 +106,8 @@ absl::Status TakeTensors(PeerChannel* channel, const std::vector<TensorMessage>&
     }
     CallTensor taken;
     taken.key = std::string(message.key);
-    status =
-        channel->reception().Get(message, may_borrow && taken.key != kMessageKey, &taken.tensor);
+    status = ReceiverEnd::Of(*channel)->reception().Get(
+        message, may_borrow && taken.key != kMessageKey, &taken.tensor);
     if (status.ok()) tensors->push_back(std::move(taken));
   }
   return status;

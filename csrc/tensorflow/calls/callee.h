@@ -20,8 +20,8 @@
 #include "calls/call_body.h"
 #include "calls/calls.h"
 #include "calls/methods.h"
-#include "channel/call_end.h"
 #include "channel/call_message.h"
+#include "channel/channel_end.h"
 #include "channel/host.h"
 #include "channel/peer_channel.h"
 #include "xla/tsl/distributed_runtime/call_options.h"
@@ -96,7 +96,7 @@ class CallTable {
 };
 
 // Thread-safe. Made by std::make_shared.
-class Callee final : public CallEnd, public std::enable_shared_from_this<Callee> {
+class Callee final : public ChannelEnd, public std::enable_shared_from_this<Callee> {
  public:
   // `table` must outlive it.
   Callee(const Host* host, const CallTable* table, Schedule schedule,

@@ -21,8 +21,8 @@
 #include "calls/call_body.h"
 #include "calls/deadlines.h"
 #include "calls/methods.h"
-#include "channel/call_end.h"
 #include "channel/call_message.h"
+#include "channel/channel_end.h"
 #include "channel/host.h"
 #include "channel/peer_channel.h"
 #include "xla/tsl/distributed_runtime/call_options.h"
@@ -33,7 +33,7 @@ namespace rdmatensor {
 using Schedule = std::function<void(std::function<void()>)>;
 
 // Thread-safe. Made by std::make_shared.
-class Calls final : public CallEnd, public std::enable_shared_from_this<Calls> {
+class Calls final : public ChannelEnd, public std::enable_shared_from_this<Calls> {
  public:
   // Called exactly once. The answer is empty after an error.
   using Done = std::function<void(const absl::Status&, CallBody answer)>;

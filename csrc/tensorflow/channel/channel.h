@@ -59,6 +59,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // The counters of its tensors, under the first name that a session gave the peer. They are set before the
   // first tensor travels.
   Traffic* traffic() const { return traffic_.load(std::memory_order_acquire); }
+  // A session calls the peer `task`. The first name counts.
+  void SetName(Direction direction, const std::string& task);
   // The first name that a session gave the peer; empty before.
   std::string FirstName();
   // The core's channel, for operations on it. The reference stays with this object.
@@ -74,8 +76,6 @@ class Channel : public std::enable_shared_from_this<Channel> {
  protected:
   // Takes over one reference to `handle`.
   explicit Channel(rdt_channel* handle);
-  // A session calls the peer `task`. The first name counts.
-  void SetName(Direction direction, const std::string& task);
 
  private:
   char* Prepare(size_t size);

@@ -154,7 +154,7 @@ absl::Status OpenedChannels::Open(const AddressAnswer& answer, const std::string
                             host_->settings.connect_timeout_ms, &handle) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
-  *channel = PeerChannel::Adopt(handle, host_, mailboxes_, role_, true);
+  *channel = PeerChannel::Adopt(handle, *new_ends_, role_, true);
   return absl::OkStatus();
 }
 

@@ -15,7 +15,6 @@
 #include "channel/host.h"
 #include "channel/message.h"
 #include "channel/peer_channel.h"
-#include "receive/mailbox.h"
 
 namespace rdmatensor {
 
@@ -23,8 +22,8 @@ namespace rdmatensor {
 class OpenedChannels {
  public:
   // `role` is this process's end of all these channels.
-  OpenedChannels(const Host* host, MailboxTable* mailboxes, PeerChannel::Role role)
-      : host_(host), mailboxes_(mailboxes), role_(role) {}
+  OpenedChannels(const Host* host, const PeerChannel::NewEnds* new_ends, PeerChannel::Role role)
+      : host_(host), new_ends_(new_ends), role_(role) {}
 
   // Returns the channel to the process that gave this answer, and opens one if none is up. Blocks for
   // DEADLINE_MS at most, or for twice as long if another caller is connecting.
@@ -59,7 +58,7 @@ class OpenedChannels {
                     std::shared_ptr<PeerChannel>* channel) const;
 
   const Host* const host_;
-  MailboxTable* const mailboxes_;
+  const PeerChannel::NewEnds* const new_ends_;
   const PeerChannel::Role role_;
   std::mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<Process>> processes_;  // by their devices' names

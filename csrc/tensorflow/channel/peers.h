@@ -11,11 +11,23 @@
 
 namespace rdmatensor {
 
+class ChannelDestination;
+class ChannelSource;
 class OfferedPlaces;
+
+// The names under which one task receives from another in one session. Points into longer-lived names.
+struct PeerNames {
+  absl::string_view session;           // empty: the sessions that use the servers' own cluster
+  absl::string_view receiver, sender;  // tasks: "/job:worker/replica:0/task:1"
+};
 
 // Thread-safe.
 class Peers {
  public:
+  // The sender that a peer announces by these names.
+  virtual std::shared_ptr<ChannelSource> SenderOf(const PeerNames& names) = 0;
+  // The receiver that a peer announces by this name.
+  virtual std::shared_ptr<ChannelDestination> ReceiverOf(absl::string_view task) = 0;
   // The places offered over the channels from a task that any session calls `task`, once for each channel.
   virtual std::vector<std::shared_ptr<OfferedPlaces>> PlacesFrom(absl::string_view task) = 0;
 

@@ -7,7 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "channel/notices.h"
 #include "channel/remote_error.h"
-#include "service/channel_move.h"
+#include "receive/channel_move.h"
+#include "receive/receiver_end.h"
 #include "stats/path_stats.h"
 
 namespace rdmatensor {
@@ -182,7 +183,7 @@ void Source::Leave() {
     std::lock_guard<std::mutex> lock(mutex_);
     left = DropChannelLocked();
   }
-  if (left != nullptr) left->RemoveSource(this);
+  if (left != nullptr) ReceiverEnd::Of(*left)->Remove(this);
 }
 
 }  // namespace rdmatensor

@@ -25,8 +25,10 @@
 #include "channel/message.h"
 #include "channel/opened_channels.h"
 #include "channel/peer_channel.h"
+#include "channel/peers.h"
 #include "channel/rpc_fallback.h"
 #include "channel/step_failures.h"
+#include "receive/channel_source.h"
 #include "receive/mailbox.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 
@@ -81,8 +83,7 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   void GiveUp(Channel* channel, const std::string& why) override;
   bool OnMoved(const std::shared_ptr<PeerChannel>& from,
                const std::shared_ptr<PeerChannel>& to) override;
-  // The peer opened `channel` itself to send under these names. Blocks.
-  void OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer);
+  void OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) override;
   // Its session is over: nobody receives from it any more.
   void Leave();
 

@@ -9,6 +9,7 @@
 #include "channel/notices.h"
 #include "channel/task_call.h"
 #include "receive/in_plans.h"
+#include "receive/receiver_end.h"
 #include "receive/source.h"
 #include "stats/path_stats.h"
 #include "xla/tsl/platform/env.h"
@@ -122,7 +123,7 @@ bool Source::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation
     outlived = DropChannelLocked();
   }
   // Other sessions may still use the process that had this name.
-  if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
+  if (outlived != nullptr && ReceiverEnd::Of(*outlived)->Remove(this)) outlived->Refuse();
   return false;
 }
 
@@ -145,13 +146,13 @@ void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
   bool returned = false, too_many = false;
   for (;;) {
     // This comes first: once others find the channel, they make offers on it, and the peer answers.
-    if (std::shared_ptr<PeerChannel> next = channel->AddSource(shared_from_this())) {
+    if (std::shared_ptr<PeerChannel> next = ReceiverEnd::Of(*channel)->Add(shared_from_this())) {
       channel = std::move(next);
       continue;
     }
     std::lock_guard<std::mutex> lock(mutex_);
     // Whoever replaces a channel finds this source at it, or is found here.
-    if (std::shared_ptr<PeerChannel> next = channel->successor()) {
+    if (std::shared_ptr<PeerChannel> next = ReceiverEnd::Of(*channel)->successor()) {
       channel = std::move(next);
       continue;
     }
@@ -171,7 +172,7 @@ void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
     break;
   }
   if (too_many) {
-    channel->RemoveSource(this);
+    ReceiverEnd::Of(*channel)->Remove(this);
     BecomeUnreachable(Heals::kPerhaps, "too many requests by RPC are under way",
                       answer.incarnations);
     return;
@@ -199,7 +200,7 @@ std::vector<Source::AskedKey> Source::TakeChannelLocked(std::shared_ptr<PeerChan
 void Source::Announce(const std::shared_ptr<PeerChannel>& channel,
                       const std::vector<AskedKey>& asked) {
   // Offers are sent before the peer pushes anything.
-  InPlans::Get()->OfferAll(*host_, task(), channel->SharedPlaces());
+  InPlans::Get()->OfferAll(*host_, task(), ReceiverEnd::Of(*channel)->SharedPlaces());
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
   // The channel may have gone down before it had this source.
@@ -210,7 +211,7 @@ void Source::Announce(const std::shared_ptr<PeerChannel>& channel,
 
 bool Source::OnMoved(const std::shared_ptr<PeerChannel>& from,
                      const std::shared_ptr<PeerChannel>& to) {
-  (void)to->AddSource(shared_from_this());
+  (void)ReceiverEnd::Of(*to)->Add(shared_from_this());
   std::vector<AskedKey> asked;
   bool moves = false;
   {
@@ -220,7 +221,7 @@ bool Source::OnMoved(const std::shared_ptr<PeerChannel>& from,
   }
   if (!moves) {
     // It found the new channel itself, or has none, or another one.
-    if (ReadyChannel() != to) to->RemoveSource(this);
+    if (ReadyChannel() != to) ReceiverEnd::Of(*to)->Remove(this);
     return false;
   }
   RecordPeer(Direction::kReceive, task(), to->transport(),
@@ -233,7 +234,7 @@ bool Source::OnMoved(const std::shared_ptr<PeerChannel>& from,
 
 absl::Status Source::SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked) {
   {
-    std::lock_guard<std::mutex> lock(channel->announcing);
+    std::lock_guard<std::mutex> lock(ReceiverEnd::Of(*channel)->announcing);
     for (const AskedKey& each : asked) {
       const absl::Status sent = TellOfKey(channel, MessageKind::kAsked, each.first, each.second);
       if (!sent.ok()) return sent;
@@ -271,7 +272,7 @@ void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const Address
     outlived = DropChannelLocked();
     for (uint64_t each : answer.incarnations) rpc_incarnations_.erase(each);
   }
-  if (outlived != nullptr && outlived->RemoveSource(this)) outlived->Refuse();
+  if (outlived != nullptr && ReceiverEnd::Of(*outlived)->Remove(this)) outlived->Refuse();
   const absl::Status opened = channel->OpenAhead(answer.region_keys);
   if (opened.ok()) {
     BecomeReady(channel, answer);

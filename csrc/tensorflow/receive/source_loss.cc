@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "receive/receiver_end.h"
 #include "receive/source.h"
 #include "stats/path_stats.h"
 #include "xla/tsl/platform/env.h"
@@ -136,7 +137,7 @@ void Source::OnContested(Channel* channel) {
     asking_ |= again;  // what comes now waits
     epoch_.fetch_add(1, std::memory_order_acq_rel);
   }
-  left->RemoveSource(this);
+  ReceiverEnd::Of(*left)->Remove(this);
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", why, true);
   // This is the progress thread, which must not be delayed by requests.
   tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, again, why] {

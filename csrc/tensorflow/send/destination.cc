@@ -52,7 +52,7 @@ bool Destination::MayPush(tensorflow::WorkerSession* session, const std::string&
   std::lock_guard<std::mutex> lock(mutex_);
   auto state = states_.find(name);
   if (state == states_.end() || state->second.channel.get() != channel ||
-      state->second.channel->paused() || !state->second.IsVerified(session)) {
+      SenderEnd::Of(*state->second.channel)->paused() || !state->second.IsVerified(session)) {
     return false;
   }
   if (!steps_.empty()) {
@@ -78,7 +78,7 @@ void Destination::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback*
                        const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
                        bool is_dead) {
   PushNow(channel, rpc, step_id, key, args, tensor, is_dead);
-  channel->EndPush();
+  SenderEnd::Of(*channel)->EndPush();
 }
 
 void Destination::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
@@ -119,12 +119,12 @@ void Destination::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
 
 void Destination::OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) {
   std::vector<PendingSend> pending;
-  const bool begins = channel->BeginPush();
+  const bool begins = SenderEnd::Of(*channel)->BeginPush();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     UnholdLocked(channel, step_id, key, begins ? &pending : nullptr);
   }
-  if (begins && pending.empty()) channel->EndPush();
+  if (begins && pending.empty()) SenderEnd::Of(*channel)->EndPush();
   PushSoon(std::move(pending), channel->Shared());
 }
 
@@ -163,10 +163,11 @@ void Destination::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Pee
       pending.clear();
       std::lock_guard<std::mutex> lock(self->mutex_);
       for (const auto& [step_id, key] : pushed) {
-        self->UnholdLocked(channel.get(), step_id, key, channel->paused() ? nullptr : &pending);
+        self->UnholdLocked(channel.get(), step_id, key,
+                           SenderEnd::Of(*channel)->paused() ? nullptr : &pending);
       }
     }
-    channel->EndPush();
+    SenderEnd::Of(*channel)->EndPush();
   });
 }
 
@@ -187,7 +188,7 @@ void Destination::PushPending(const std::vector<PendingSend>& pending,
 void Destination::DropStep(int64_t step_id) {
   Step dropped;  // freed after the lock
   for (const std::shared_ptr<PeerChannel>& channel : ReadyChannels()) {
-    channel->offers().DropStep(step_id);
+    SenderEnd::Of(*channel)->offers().DropStep(step_id);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = steps_.find(step_id);

@@ -27,7 +27,9 @@
 #include "channel/rpc_fallback.h"
 #include "channel/sessions.h"
 #include "channel/step_failures.h"
+#include "send/channel_destination.h"
 #include "send/send_state.h"
+#include "send/sender_end.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
 namespace rdmatensor {
@@ -81,7 +83,8 @@ class Destination final : public ChannelDestination,
     }
     SendState& state = states_[name];
     const bool verified = state.IsVerified(session);
-    if (state.channel != nullptr && verified && !held && state.channel->BeginPush()) {
+    if (state.channel != nullptr && verified && !held &&
+        SenderEnd::Of(*state.channel)->BeginPush()) {
       state.Record(step_id, key, is_copy);
       *channel = state.channel;
       return Decision::kPush;
@@ -110,15 +113,8 @@ class Destination final : public ChannelDestination,
   absl::StatusOr<bool> OnPull(int64_t step_id, absl::string_view key, PendingSend* pending,
                               tensorflow::Rendezvous::DoneCallback* done);
 
-  // Requests that a receiver which used RPC before has under way, by step and key.
-  using Asked = std::vector<std::pair<int64_t, std::string>>;
-  // Progress thread. The process behind `channel` has this name in `session`. Pending tensors are pushed in the
-  // background, except for `asked`, which the process still expects by RPC.
-  //
-  // A tensor's key names its receiver, and nothing else identifies it. While two processes have one name, as
-  // when two clusters number their tasks alike, both are told to fetch, and nothing is pushed to either.
-  // False if the name is used in more sessions than any real process takes part in.
-  bool Attach(std::shared_ptr<PeerChannel> channel, const std::string& session, const Asked& asked);
+  bool Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
+              const Asked& asked) override;
   // Asks TensorFlow's cluster whose name this is in `session`, by `workers`, or by what the session has if that
   // is nullptr. The answer goes to SetOwner, later.
   void FindOwner(const std::string& session,

@@ -107,8 +107,8 @@ bool Destination::AdmitLocked(const std::string& session,
   }
   if (state.channel != nullptr && state.channel->peer_name() == channel->peer_name()) {
     // It came late: the process has left this channel for the other one.
-    if (channel->has_paused()) return false;
-    if (state.channel->has_paused() && channel->succeeds()) {
+    if (SenderEnd::Of(*channel)->has_paused()) return false;
+    if (SenderEnd::Of(*state.channel)->has_paused() && SenderEnd::Of(*channel)->succeeds()) {
       ForgetSentLocked(session, &state);
       *left = std::exchange(state.channel, nullptr);
     }
@@ -175,7 +175,7 @@ void Destination::FindOwner(const std::string& session,
 
 void Destination::TakeAllPendingLocked(const std::string& session, SendState* state,
                                        std::vector<PendingSend>* pending) {
-  if (!state->channel->BeginPush()) return;
+  if (!SenderEnd::Of(*state->channel)->BeginPush()) return;
   for (auto& [step_id, step] : steps_) {
     if (step.session != session) continue;
     std::vector<std::string> keys;
@@ -184,7 +184,7 @@ void Destination::TakeAllPendingLocked(const std::string& session, SendState* st
     }
     for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, state, pending);
   }
-  if (pending->empty()) state->channel->EndPush();
+  if (pending->empty()) SenderEnd::Of(*state->channel)->EndPush();
 }
 
 bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
@@ -217,7 +217,7 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
   for (const std::shared_ptr<PeerChannel>& each : refused)
     (void)TellOfName(each.get(), MessageKind::kContested, session, task());
   if (!admitted && refused.empty()) return true;
-  if (left != nullptr) channel->AddFormer(left);
+  if (left != nullptr) SenderEnd::Of(*channel)->AddFormer(left);
   if (!admitted) {
     RecordPeer(Direction::kSend, task(), kRpcTransport,
                absl::StrCat(channel->peer_name(), " is not the only process of this name"), true);

@@ -164,7 +164,7 @@ class RdmaServer : public tensorflow::GrpcServer {
       ServeRecvTensor(worker_env(), &calls_);
       eager_->Serve(&calls_);
       service_->ServeCalls([this](const std::shared_ptr<PeerChannel>& channel,
-                                  const std::string& caller) -> std::shared_ptr<CallEnd> {
+                                  const std::string& caller) -> std::shared_ptr<ChannelEnd> {
         return std::make_shared<Callee>(&service_->host(), &calls_, SchedulesOnPool(), channel,
                                         caller);
       });

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "receive/receiver_end.h"
 #include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
@@ -90,7 +91,7 @@ std::vector<std::shared_ptr<OfferedPlaces>> PeerTable::PlacesFrom(absl::string_v
   }
   std::vector<std::shared_ptr<OfferedPlaces>> places;
   for (const std::shared_ptr<PeerChannel>& channel : channels) {
-    places.push_back(channel->SharedPlaces());
+    places.push_back(ReceiverEnd::Of(*channel)->SharedPlaces());
   }
   return places;
 }

@@ -36,6 +36,14 @@ class PeerTable final : public Peers {
 
   Sessions& sessions() { return sessions_; }
 
+  std::shared_ptr<ChannelSource> SenderOf(const PeerNames& names) override {
+    return SourceOf(names);
+  }
+  // Sessions may be over by now.
+  std::shared_ptr<ChannelDestination> ReceiverOf(absl::string_view task) override {
+    CountNew();
+    return DestinationOf(task);
+  }
   // The receiver's view of these names, made on first use.
   std::shared_ptr<Source> SourceOf(const PeerNames& names);
   // The sender's view of tasks of this name, made on first use.
@@ -48,9 +56,6 @@ class PeerTable final : public Peers {
   std::vector<std::shared_ptr<OfferedPlaces>> PlacesFrom(absl::string_view task) override;
   // All channels, in both directions, each once.
   std::vector<std::shared_ptr<PeerChannel>> Channels();
-
-  // A receiver has announced another name: sessions may be over by now.
-  void OnAnnounced() { CountNew(); }
 
  private:
   struct Hash {

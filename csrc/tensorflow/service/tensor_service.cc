@@ -9,7 +9,8 @@
 #include "base/random.h"
 #include "channel/listen_address.h"
 #include "memory/arena.h"
-#include "service/messages.h"
+#include "receive/receiver_end.h"
+#include "send/sender_end.h"
 
 namespace rdmatensor {
 namespace {
@@ -22,7 +23,11 @@ std::string UniqueName(const std::string& task) {
 }  // namespace
 
 TensorService::TensorService(std::string task, const Settings& settings)
-    : mailboxes_(std::chrono::seconds(settings.step_ttl_s)) {
+    : mailboxes_(std::chrono::seconds(settings.step_ttl_s)),
+      new_ends_([this](PeerChannel* channel) -> PeerChannel::Ends {
+        return {std::make_unique<ReceiverEnd>(&host_, &mailboxes_, channel),
+                std::make_unique<SenderEnd>(&host_, channel)};
+      }) {
   host_.task = std::move(task);
   host_.settings = settings;
   host_.peers = &peers_;
@@ -94,9 +99,8 @@ absl::StatusOr<std::string> TensorService::OpenDevice(const std::string& bind_ad
 
 void TensorService::OnConnect(void* context, rdt_channel* handle) {
   rdt_channel_ref(handle);
-  auto* const service = static_cast<TensorService*>(context);
-  PeerChannel::Adopt(handle, &service->host_, &service->mailboxes_, PeerChannel::Role::kSender,
-                     false);
+  PeerChannel::Adopt(handle, static_cast<TensorService*>(context)->new_ends_,
+                     PeerChannel::Role::kSender, false);
 }
 
 void TensorService::OnNotify(void* context, rdt_channel* handle, uint64_t immediate,
@@ -104,10 +108,9 @@ void TensorService::OnNotify(void* context, rdt_channel* handle, uint64_t immedi
   PeerChannel* channel = PeerChannel::FromHandle(handle);
   // Closing takes effect later. Messages that arrive until then are ignored.
   if (channel == nullptr || channel->refused) return;
-  TensorService* const service = static_cast<TensorService*>(context);
-  const NewCallee* const new_callee = service->new_callee_.load(std::memory_order_acquire);
-  if (!HandleMessage(&service->peers_, new_callee, channel, immediate,
-                     static_cast<const char*>(data), size)) {
+  const NewCallee* const new_callee =
+      static_cast<TensorService*>(context)->new_callee_.load(std::memory_order_acquire);
+  if (!channel->Handle(new_callee, immediate, static_cast<const char*>(data), size)) {
     channel->RefuseMalformed();
   }
 }
@@ -116,19 +119,12 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
   const std::string why = rdt_last_error();
   PeerChannel* channel = PeerChannel::FromHandle(handle);
   if (channel == nullptr) return;
-  // This comes first, because those who look for another channel at once shall find the new one.
-  if (const auto move = channel->move()) move->OnDown(channel);
-  for (const auto& source : channel->Sources()) source->OnDown(channel, why);
-  for (const auto& destination : channel->Destinations()) destination->OnDown(channel);
-  if (channel->opened_here() && channel->role() == PeerChannel::Role::kSender) {
-    TensorService* const service = static_cast<TensorService*>(context);
-    for (const auto& destination : service->peers_.Destinations()) destination->OnOpenedLost();
-    std::lock_guard<std::mutex> lock(service->lost_mutex_);
-    if (service->receiver_lost_) service->receiver_lost_();
-  }
-  if (const auto end = channel->call_end()) end->OnDown(why);
-  channel->places().OnDown();
-  channel->offers().OnDown();
+  channel->OnDown(why);
+  if (!channel->opened_here() || channel->role() != PeerChannel::Role::kSender) return;
+  TensorService* const service = static_cast<TensorService*>(context);
+  for (const auto& destination : service->peers_.Destinations()) destination->OnOpenedLost();
+  std::lock_guard<std::mutex> lock(service->lost_mutex_);
+  if (service->receiver_lost_) service->receiver_lost_();
 }
 
 void TensorService::OnReleased(void* /*context*/, rdt_channel* handle) {

@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/settings.h"
-#include "channel/call_end.h"
+#include "channel/channel_end.h"
 #include "channel/host.h"
 #include "channel/opened_channels.h"
 #include "channel/step_failures.h"
@@ -77,9 +77,10 @@ class TensorService {
   Host host_;
   MailboxTable mailboxes_;
   StepFailures ended_early_;
-  OpenedChannels to_senders_{&host_, &mailboxes_, PeerChannel::Role::kReceiver};
-  OpenedChannels to_receivers_{&host_, &mailboxes_, PeerChannel::Role::kSender};
-  OpenedChannels to_callees_{&host_, &mailboxes_, PeerChannel::Role::kCaller};
+  const PeerChannel::NewEnds new_ends_;
+  OpenedChannels to_senders_{&host_, &new_ends_, PeerChannel::Role::kReceiver};
+  OpenedChannels to_receivers_{&host_, &new_ends_, PeerChannel::Role::kSender};
+  OpenedChannels to_callees_{&host_, &new_ends_, PeerChannel::Role::kCaller};
   std::atomic<const NewCallee*> new_callee_{nullptr};
   std::mutex lost_mutex_;
   std::function<void()> receiver_lost_;

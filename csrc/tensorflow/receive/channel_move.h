@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The receiver's half of the replacement of a channel by one with a better transport, while steps go on.
-#ifndef RDMATENSOR_TENSORFLOW_SERVICE_CHANNEL_MOVE_H_
-#define RDMATENSOR_TENSORFLOW_SERVICE_CHANNEL_MOVE_H_
+#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_MOVE_H_
+#define RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_MOVE_H_
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +11,7 @@
 #include "channel/host.h"
 #include "channel/opened_channels.h"
 #include "channel/peer_channel.h"
+#include "receive/receiver_end.h"
 
 namespace rdmatensor {
 
@@ -58,4 +59,4 @@ class ChannelMove final : public Replacement, public std::enable_shared_from_thi
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_SERVICE_CHANNEL_MOVE_H_
+#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_MOVE_H_

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "service/channel_move.h"
+#include "receive/channel_move.h"
 
 #include <atomic>
 #include <set>
@@ -31,7 +31,7 @@ ChannelMove::ChannelMove(const Host* host, OpenedChannels* opened,
 
 void ChannelMove::Try(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from) {
   tsl::Env::Default()->SchedClosure([host, opened, from = std::move(from)] {
-    if (from->move() != nullptr) {
+    if (ReceiverEnd::Of(*from)->move() != nullptr) {
       opened->ImproveLater(from);  // it has just become the better one
     } else if (std::shared_ptr<PeerChannel> to = opened->OpenBetter(from)) {
       Begin(host, opened, from, std::move(to));
@@ -42,13 +42,14 @@ void ChannelMove::Try(const Host* host, OpenedChannels* opened, std::shared_ptr<
 void ChannelMove::Begin(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from,
                         std::shared_ptr<PeerChannel> to) {
   std::shared_ptr<ChannelMove> move(new ChannelMove(host, opened, std::move(from), std::move(to)));
-  move->from_->SetMove(move);
-  move->from_->places().Retire();
+  ReceiverEnd* const former = ReceiverEnd::Of(*move->from_);
+  former->SetMove(move);
+  former->places().Retire();
   const bool asked = move->from_->Notify(PackImmediate(MessageKind::kPause, move->number_)).ok();
   {
     // The end of this channel resumes the other one, which must have been paused before that.
     std::lock_guard<std::mutex> lock(move->mutex_);
-    if (move->state_ != State::kOver) move->to_->SetMove(move);
+    if (move->state_ != State::kOver) ReceiverEnd::Of(*move->to_)->SetMove(move);
   }
   // Either may have ended before it knew of the move.
   if (!asked || !move->from_->IsUp()) move->OnDown(move->from_.get());
@@ -67,8 +68,9 @@ void ChannelMove::OnPaused(uint64_t number) {
 void ChannelMove::Advance() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ != State::kPausing || !paused_ || !from_->places().IsQuiet() ||
-        !from_->reception().IsIdle()) {
+    ReceiverEnd* const former = ReceiverEnd::Of(*from_);
+    if (state_ != State::kPausing || !paused_ || !former->places().IsQuiet() ||
+        !former->reception().IsIdle()) {
       return;
     }
     state_ = State::kMoving;
@@ -81,7 +83,7 @@ void ChannelMove::Move() {
   (void)to_->Notify(PackImmediate(MessageKind::kTaken, number_));
   if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
   std::set<std::string> moved;  // several sessions may name it alike
-  for (const std::shared_ptr<ChannelSource>& source : from_->LeaveFor(to_)) {
+  for (const std::shared_ptr<ChannelSource>& source : ReceiverEnd::Of(*from_)->LeaveFor(to_)) {
     if (source->OnMoved(from_, to_)) moved.insert(source->task());
   }
   for (const std::string& task : moved) CountMove(task);
@@ -117,17 +119,18 @@ void ChannelMove::OnDown(const PeerChannel* channel) {
 }
 
 void ChannelMove::Resume() {
-  from_->places().Resume();
+  ReceiverEnd* const end = ReceiverEnd::Of(*from_);
+  end->places().Resume();
   (void)from_->Notify(PackImmediate(MessageKind::kResume, number_));
-  for (const std::shared_ptr<ChannelSource>& source : from_->Sources()) {
-    InPlans::Get()->OfferAllAgain(*host_, source->task(), from_->SharedPlaces());
+  for (const std::shared_ptr<ChannelSource>& source : end->Sources()) {
+    InPlans::Get()->OfferAllAgain(*host_, source->task(), end->SharedPlaces());
   }
   if (opened_ != nullptr) opened_->ImproveLater(from_);
 }
 
 void ChannelMove::Forget() {
-  from_->SetMove(nullptr);
-  to_->SetMove(nullptr);
+  ReceiverEnd::Of(*from_)->SetMove(nullptr);
+  ReceiverEnd::Of(*to_)->SetMove(nullptr);
 }
 
 }  // namespace rdmatensor

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "receive/receiver_end.h"
+
+#include <algorithm>
+
+#include "channel/names.h"
+#include "receive/in_plans.h"
+#include "xla/tsl/platform/env.h"
+#include "xla/tsl/platform/status.h"
+
+namespace rdmatensor {
+
+ReceiverEnd::ReceiverEnd(const Host* host, MailboxTable* mailboxes, PeerChannel* channel)
+    : host_(host),
+      channel_(channel),
+      reception_(&host->settings, mailboxes, channel, this),
+      places_(host, channel, &reception_) {}
+
+bool ReceiverEnd::Handle(MessageKind kind, uint64_t value, const char* data, size_t size) {
+  switch (kind) {
+    case MessageKind::kTensor:
+      return reception_.HandleTensor(data, size);
+    case MessageKind::kReferral:
+      return reception_.HandleReferral(data, size);
+    case MessageKind::kPlanned:
+    case MessageKind::kAccept:
+      return places_.Handle(kind, value, data, size);
+    case MessageKind::kWithdrawn:
+      if (!places_.Handle(kind, value, data, size)) return false;
+      AdvanceMove();
+      return true;
+    case MessageKind::kAbort:
+      return HandleAbort(data, size);
+    case MessageKind::kLost:
+      return HandleLost(data, size);
+    case MessageKind::kContested:
+      return HandleContested(data, size);
+    case MessageKind::kSource:
+      return HandleSource(data, size);
+    case MessageKind::kPaused:
+      // An attempt may be over before its answer comes.
+      if (const auto replacement = move()) replacement->OnPaused(value);
+      return true;
+    case MessageKind::kLeft:
+      if (const auto replacement = move()) replacement->OnLeft();
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool ReceiverEnd::HandleAbort(const char* data, size_t size) {
+  StepMessage message;
+  // absl maps numbers outside the table to kUnknown when they are read; 0 would mean success.
+  if (!Parse(data, size, &message) || message.code == 0) return false;
+  absl::Status status(static_cast<absl::StatusCode>(message.code), message.text);
+  if (message.derived) status = tsl::StatusGroup::MakeDerived(status);
+  OnStepFailed(message.step_id, status);
+  return true;
+}
+
+bool ReceiverEnd::HandleLost(const char* data, size_t size) {
+  StepMessage message;
+  if (!Parse(data, size, &message)) return false;
+  for (const auto& source : Sources()) source->OnLost(message.step_id, KeyId::Of(message.text));
+  return true;
+}
+
+bool ReceiverEnd::HandleContested(const char* data, size_t size) {
+  ReadyMessage message;
+  if (!Parse(data, size, &message)) return false;
+  for (const auto& source : Sources()) {
+    if (source->session() == message.session && source->receiver() == message.task) {
+      source->OnContested(channel_);
+    }
+  }
+  return true;
+}
+
+bool ReceiverEnd::HandleSource(const char* data, size_t size) {
+  SourceMessage message;
+  if (!Parse(data, size, &message) || message.self.version != kProtocolVersion ||
+      !NamesTask(message.receiver) || !NamesTask(message.sender) ||
+      message.session.size() > kLongestName || message.self.incarnations.empty()) {
+    return false;
+  }
+  announced_names_.emplace(message.receiver, message.sender);
+  if (announced_names_.size() > kMaxNames) return false;
+  const auto source = host_->peers->SenderOf({message.session, message.receiver, message.sender});
+  tsl::Env::Default()->SchedClosure(
+      [source, opened = channel_->Shared(), self = std::move(message.self)] {
+        source->OnOpened(opened, self);
+      });
+  return true;
+}
+
+void ReceiverEnd::OnDown(absl::string_view why) {
+  // This comes first, because those who look for another channel at once shall find the new one.
+  if (const auto replacement = move()) replacement->OnDown(channel_);
+  for (const auto& source : Sources()) source->OnDown(channel_, why);
+  places_.OnDown();
+}
+
+absl::Status ReceiverEnd::OpenAhead(const std::vector<uint64_t>& region_keys) {
+  for (uint64_t region_key : region_keys) {
+    if (absl::Status opened = reception_.OpenAhead(region_key); !opened.ok()) return opened;
+  }
+  return absl::OkStatus();
+}
+
+void ReceiverEnd::OnReleased() {
+  // They may hold this channel or others, and must not go under the lock.
+  std::vector<std::shared_ptr<ChannelSource>> sources;
+  std::shared_ptr<Replacement> replacement;
+  std::shared_ptr<PeerChannel> successor;
+  std::lock_guard<std::mutex> lock(mutex_);
+  sources.swap(sources_);
+  replacement.swap(move_);
+  successor.swap(successor_);
+  released_ = true;
+}
+
+std::shared_ptr<PeerChannel> ReceiverEnd::Add(std::shared_ptr<ChannelSource> source) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (successor_ != nullptr) return successor_;
+  channel_->SetName(Direction::kReceive, source->task());
+  if (std::find(sources_.begin(), sources_.end(), source) == sources_.end()) {
+    sources_.push_back(std::move(source));
+  }
+  return nullptr;
+}
+
+bool ReceiverEnd::Remove(const ChannelSource* source) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sources_.erase(std::remove_if(sources_.begin(), sources_.end(),
+                                [source](const auto& each) { return each.get() == source; }),
+                 sources_.end());
+  return sources_.empty();
+}
+
+std::vector<std::shared_ptr<ChannelSource>> ReceiverEnd::Sources() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sources_;
+}
+
+std::shared_ptr<Replacement> ReceiverEnd::move() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return move_;
+}
+
+void ReceiverEnd::SetMove(std::shared_ptr<Replacement> move) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (released_) return;
+  move_.swap(move);
+  moves_.store(move_ != nullptr, std::memory_order_release);
+}
+
+void ReceiverEnd::AdvanceMove() {
+  if (!moves_.load(std::memory_order_acquire)) return;
+  if (const std::shared_ptr<Replacement> replacement = move()) replacement->Advance();
+}
+
+std::vector<std::shared_ptr<ChannelSource>> ReceiverEnd::LeaveFor(
+    std::shared_ptr<PeerChannel> next) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // They stay until the channel ends, because failures of their steps may still be told on it.
+  if (!released_) successor_ = std::move(next);
+  return sources_;
+}
+
+std::shared_ptr<PeerChannel> ReceiverEnd::successor() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return successor_;
+}
+
+void ReceiverEnd::OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) {
+  InPlans::Get()->promotion().Observe(*host_, key, shape, SharedPlaces());
+}
+
+void ReceiverEnd::OnStepFailed(int64_t step_id, const absl::Status& status) {
+  for (const auto& source : Sources()) source->OnStepAbort(step_id, status);
+}
+
+void ReceiverEnd::OnUnreachable(const std::string& why) {
+  for (const auto& source : Sources()) source->GiveUp(channel_, why);
+}
+
+}  // namespace rdmatensor
