@@ -2,17 +2,25 @@
 #include "receive/source.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "channel/notices.h"
 #include "channel/remote_error.h"
 #include "receive/channel_move.h"
+#include "receive/in_plans.h"
 #include "receive/receiver_end.h"
 #include "stats/path_stats.h"
+#include "xla/tsl/platform/env.h"
 
 namespace rdmatensor {
 namespace {
+
+// About as long as the peer needs to ask one task for its address.
+constexpr std::chrono::milliseconds kContestPause(20);
 
 // As the error of a receive from `task`.
 absl::Status FromSender(const std::string& task, const absl::Status& status) {
@@ -22,6 +30,18 @@ absl::Status FromSender(const std::string& task, const absl::Status& status) {
 absl::Status LostStatus(const std::string& task) {
   return FromSender(task, absl::UnavailableError(absl::StrCat("rdmatensor: the connection to ",
                                                               task, " was lost with this tensor")));
+}
+
+// Why the channel has this transport, for people.
+std::string WhyThisTransport(const PeerChannel& channel) {
+  std::string why = channel.can_map()
+                        ? "its device answered on this transport, its memory can be mapped"
+                        : "its device answered on this transport, its memory is read";
+  const char* const passed_over = rdt_channel_passed_over(channel.handle());
+  for (absl::string_view each : absl::StrSplit(passed_over, '\n', absl::SkipEmpty())) {
+    absl::StrAppend(&why, "; not ", each);
+  }
+  return why;
 }
 
 }  // namespace
@@ -43,7 +63,7 @@ Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Wai
   }
   const bool retried = retried_.contains(incarnation);
   if (retried || host_->settings.by_rpc || rpc_incarnations_.contains(incarnation)) {
-    ++asked_[{step_id, waiter.FullKey()}];
+    requests_.Begin({step_id, waiter.FullKey()});
     return retried && !asking_ && backoff_.Due() ? Decision::kRpcAndRetry : Decision::kRpc;
   }
   return asking_ ? Decision::kWait : Decision::kConnect;
@@ -64,39 +84,29 @@ void Source::ImproveLocked() {
 
 void Source::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
   using Args = tensorflow::Rendezvous::Args;
-  waiter.done = [self = shared_from_this(), step_id, key = waiter.FullKey(),
+  waiter.done = [self = shared_from_this(),
+                 request = RpcRequests::Request(step_id, waiter.FullKey()),
                  done = std::move(waiter.done)](const absl::Status& status, const Args& send_args,
                                                 const Args& receive_args,
                                                 const tensorflow::Tensor& tensor, bool is_dead) {
-    self->OnAnswered(step_id, key);
+    self->OnAnswered(request);
     done(status, send_args, receive_args, tensor, is_dead);
   };
   rpc->ReceiveByRpc(std::move(waiter));
 }
 
 // If the channel is lost, its announcements are void, so the error is ignored.
-void Source::TellAnswered(Channel* channel, const AskedKey& asked) {
-  (void)TellOfKey(channel, MessageKind::kAnswered, asked.first, asked.second);
+void Source::TellAnswered(Channel* channel, const RpcRequests::Request& request) {
+  (void)TellOfKey(channel, MessageKind::kAnswered, request.first, request.second);
 }
 
-void Source::OnAnswered(int64_t step_id, const std::string& key) {
-  const AskedKey asked(step_id, key);
+void Source::OnAnswered(const RpcRequests::Request& request) {
   std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (auto found = asked_.find(asked); found != asked_.end() && --found->second == 0) {
-      asked_.erase(found);
-    }
-    auto found = announced_.find(asked);
-    if (found == announced_.end()) return;
-    if (--found->second == 0) announced_.erase(found);
-    if (ready_sent_) {
-      channel = channel_;
-    } else {
-      answered_early_.push_back(asked);
-    }
+    if (requests_.End(request)) channel = channel_;
   }
-  if (channel != nullptr) TellAnswered(channel.get(), asked);
+  if (channel != nullptr) TellAnswered(channel.get(), request);
 }
 
 std::shared_ptr<PeerChannel> Source::ReadyChannel() {
@@ -184,6 +194,355 @@ void Source::Leave() {
     left = DropChannelLocked();
   }
   if (left != nullptr) ReceiverEnd::Of(*left)->Remove(this);
+}
+
+void Source::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+                              uint64_t incarnation) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (asking_) return;
+    asking_ = true;
+    if (channel_ == nullptr) {
+      RecordAbsence(Direction::kReceive, task(), Absence::kConnecting, "it was asked where it is");
+    }
+  }
+  AskWhereabouts(std::move(workers), task(), receiver(), host_->settings.connect_timeout_ms,
+                 [self = shared_from_this(), incarnation](const Whereabouts& found) {
+                   self->OnFound(found, incarnation);
+                 });
+}
+
+void Source::OnFound(const Whereabouts& found, uint64_t incarnation) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (IsBehindChannelLocked(incarnation)) {
+      asking_ = false;  // the peer opened a channel itself meanwhile
+      return;
+    }
+  }
+  if (!found.status.ok()) {
+    BecomeUnavailable(found.status);
+  } else if (!found.why_none.empty()) {
+    BecomeUnreachable(found.may_heal ? Heals::kPerhaps : Heals::kNever, found.why_none,
+                      {incarnation});
+  } else {
+    Connect(found.answer, incarnation);
+  }
+}
+
+bool Source::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
+  std::shared_ptr<PeerChannel> outlived;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    bool known_rpc = false, behind_channel = true, wanted = false;
+    for (uint64_t each : answer.incarnations) {
+      known_rpc |= rpc_incarnations_.contains(each);
+      behind_channel &= IsBehindChannelLocked(each);
+      wanted |= each == incarnation;
+    }
+    // The process with the wanted incarnation is gone.
+    if (!wanted) {
+      rpc_incarnations_.insert(incarnation);
+      retried_.erase(incarnation);
+    }
+    if (known_rpc) rpc_incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
+    if (known_rpc || behind_channel) {
+      asking_ = false;
+      epoch_.fetch_add(1, std::memory_order_acq_rel);
+      return true;
+    }
+    // The task was restarted, and its old channel has not gone down yet.
+    outlived = DropChannelLocked();
+  }
+  // Other sessions may still use the process that had this name.
+  if (outlived != nullptr && ReceiverEnd::Of(*outlived)->Remove(this)) outlived->Refuse();
+  return false;
+}
+
+void Source::Connect(const AddressAnswer& answer, uint64_t incarnation) {
+  if (KeepsPresentState(answer, incarnation)) {
+    SettleAll();
+    return;
+  }
+  absl::StatusOr<std::shared_ptr<PeerChannel>> channel = to_senders_->To(answer);
+  if (channel.ok()) {
+    BecomeReady(*std::move(channel), answer);
+  } else {
+    BecomeUnreachable(Heals::kPerhaps, std::string(channel.status().message()),
+                      answer.incarnations);
+  }
+}
+
+void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
+  std::vector<RpcRequests::Request> asked;
+  bool returned = false, too_many = false;
+  for (;;) {
+    // This comes first: once others find the channel, they make offers on it, and the peer answers.
+    if (std::shared_ptr<PeerChannel> next = ReceiverEnd::Of(*channel)->Add(shared_from_this())) {
+      channel = std::move(next);
+      continue;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    // Whoever replaces a channel finds this source at it, or is found here.
+    if (std::shared_ptr<PeerChannel> next = ReceiverEnd::Of(*channel)->successor()) {
+      channel = std::move(next);
+      continue;
+    }
+    too_many = requests_.TooMany();
+    if (too_many) break;
+    for (uint64_t each : answer.incarnations) returned |= retried_.erase(each) != 0;
+    asking_ = false;
+    given_up_ = false;
+    returned_ = returned;
+    ready_since_ = Backoff::Clock::now();
+    incarnations_ = answer.incarnations;
+    asked = TakeChannelLocked(channel);
+    break;
+  }
+  if (too_many) {
+    ReceiverEnd::Of(*channel)->Remove(this);
+    BecomeUnreachable(Heals::kPerhaps, "too many requests by RPC are under way",
+                      answer.incarnations);
+    return;
+  }
+  if (returned) CountFailback(task());
+  RecordPeer(Direction::kReceive, task(), channel->transport(),
+             absl::StrCat(returned ? "it can be reached again: " : "", WhyThisTransport(*channel)),
+             false);
+  Announce(channel, asked);
+}
+
+std::vector<RpcRequests::Request> Source::TakeChannelLocked(std::shared_ptr<PeerChannel> channel) {
+  channel_ = std::move(channel);
+  epoch_.fetch_add(1, std::memory_order_acq_rel);
+  return requests_.Announce();
+}
+
+void Source::Announce(const std::shared_ptr<PeerChannel>& channel,
+                      const std::vector<RpcRequests::Request>& asked) {
+  // Offers are sent before the peer pushes anything.
+  InPlans::Get()->OfferAll(*host_, task(), ReceiverEnd::Of(*channel)->SharedPlaces());
+  const absl::Status sent = SendReady(channel.get(), asked);
+  if (!sent.ok()) channel->Close();
+  // The channel may have gone down before it had this source.
+  if (!sent.ok() || !channel->IsUp())
+    OnDown(channel.get(), sent.ok() ? "the connection ended as it began" : sent.message());
+  SettleAll();
+}
+
+bool Source::OnMoved(const std::shared_ptr<PeerChannel>& from,
+                     const std::shared_ptr<PeerChannel>& to) {
+  (void)ReceiverEnd::Of(*to)->Add(shared_from_this());
+  std::vector<RpcRequests::Request> asked;
+  bool moves = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    moves = channel_ == from;
+    if (moves) asked = TakeChannelLocked(to);
+  }
+  if (!moves) {
+    // It found the new channel itself, or has none, or another one.
+    if (ReadyChannel() != to) ReceiverEnd::Of(*to)->Remove(this);
+    return false;
+  }
+  RecordPeer(Direction::kReceive, task(), to->transport(),
+             absl::StrCat("it can be reached over it again, and ", from->transport(),
+                          " was used meanwhile; ", WhyThisTransport(*to)),
+             false);
+  Announce(to, asked);
+  return true;
+}
+
+absl::Status Source::SendReady(PeerChannel* channel,
+                               const std::vector<RpcRequests::Request>& asked) {
+  {
+    std::lock_guard<std::mutex> lock(ReceiverEnd::Of(*channel)->announcing);
+    for (const RpcRequests::Request& each : asked) {
+      const absl::Status sent = TellOfKey(channel, MessageKind::kAsked, each.first, each.second);
+      if (!sent.ok()) return sent;
+    }
+    const absl::Status sent = TellOfName(channel, MessageKind::kReady, session(), receiver());
+    if (!sent.ok()) return sent;
+  }
+  std::vector<RpcRequests::Request> answered;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return absl::OkStatus();
+    answered = requests_.OnReady();
+  }
+  for (const RpcRequests::Request& each : answered) TellAnswered(channel, each);
+  return absl::OkStatus();
+}
+
+bool Source::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer) const {
+  if (channel_ == nullptr || !channel_->IsUp()) return false;
+  // A peer opens another channel only after it has lost the former, which this process may not know yet.
+  if (channel_.get() != &opened && !channel_->opened_here())
+    return channel_->number() > opened.number();
+  return std::all_of(answer.incarnations.begin(), answer.incarnations.end(),
+                     [this](uint64_t each) { return IsBehindChannelLocked(each); });
+}
+
+void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
+  if (host_->settings.by_rpc) return;
+  std::lock_guard<std::mutex> one_at_a_time(opening_);
+  std::shared_ptr<PeerChannel> outlived;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (StaysLocked(*channel, answer)) return;
+    outlived = DropChannelLocked();
+    for (uint64_t each : answer.incarnations) rpc_incarnations_.erase(each);
+  }
+  if (outlived != nullptr && ReceiverEnd::Of(*outlived)->Remove(this)) outlived->Refuse();
+  const absl::Status opened = channel->OpenAhead(answer.region_keys);
+  if (opened.ok()) {
+    BecomeReady(channel, answer);
+  } else {
+    BecomeUnreachable(Heals::kPerhaps, std::string(opened.message()), answer.incarnations);
+  }
+}
+
+void Source::BecomeUnavailable(const absl::Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    if (!retried_.empty()) DelayRetryLocked();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+    if (channel_ == nullptr) {
+      RecordAbsence(Direction::kReceive, task(), Absence::kLost, status.message());
+    }
+  }
+  FailAll(status);
+}
+
+void Source::DelayRetryLocked() {
+  backoff_.Failed();
+  if (backoff_.enabled()) RecordRetry(task(), backoff_.next());
+}
+
+std::string Source::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
+  if (!backoff_.enabled()) {
+    rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
+    return "";
+  }
+  DelayRetryLocked();
+  retried_.insert(incarnations.begin(), incarnations.end());
+  return absl::StrCat("; tried again in ", backoff_.delay().count(), " ms");
+}
+
+void Source::BecomeUnreachable(Heals heals, const std::string& why,
+                               std::vector<uint64_t> incarnations) {
+  if (host_->settings.policy == Policy::kRdma) {
+    const std::string text =
+        absl::StrCat("rdmatensor: no channel to ", task(), " and RDMATENSOR_POLICY is rdma: ", why);
+    BecomeUnavailable(heals == Heals::kNever ? absl::FailedPreconditionError(text)
+                                             : absl::UnavailableError(text));
+    RecordPeer(Direction::kReceive, task(), "none", why, true);
+    return;
+  }
+  bool news = true;
+  std::string text = why;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    for (uint64_t each : incarnations) news &= !retried_.contains(each);
+    if (heals == Heals::kPerhaps) {
+      text += LeaveToRpcLocked(incarnations);
+    } else {
+      for (uint64_t each : incarnations) retried_.erase(each);
+      rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
+      RecordRetry(task(), {});
+    }
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  RecordPeer(Direction::kReceive, task(), kRpcTransport, text, true, news);
+  SettleAll();
+}
+
+void Source::GiveUp(Channel* channel, const std::string& why) {
+  const bool by_rpc = host_->settings.policy != Policy::kRdma;
+  std::string text = why;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel || std::exchange(given_up_, true)) return;
+    if (by_rpc) text += LeaveToRpcLocked(incarnations_);
+  }
+  RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", text, true);
+}
+
+std::shared_ptr<PeerChannel> Source::DropChannelLocked() {
+  requests_.ForgetAnnounced();
+  incarnations_.clear();
+  return std::exchange(channel_, nullptr);
+}
+
+void Source::OnDown(Channel* channel, absl::string_view why) {
+  const absl::Status status =
+      absl::UnavailableError(absl::StrCat("rdmatensor: ", task(), ": ", why));
+  std::shared_ptr<PeerChannel> lost;
+  std::string by_rpc;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    if (std::exchange(given_up_, false)) {
+      // GiveUp has logged the reason.
+    } else if (returned_ && backoff_.enabled() && !backoff_.IsStable(ready_since_)) {
+      // RPC follows at once, because each loss costs a step.
+      by_rpc = absl::StrCat("it was lost soon after it was found again (", why, ")",
+                            LeaveToRpcLocked(incarnations_));
+    } else {
+      backoff_.Reset();
+      RecordAbsence(Direction::kReceive, task(), Absence::kLost, status.message());
+    }
+    lost = DropChannelLocked();
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  if (!by_rpc.empty()) RecordPeer(Direction::kReceive, task(), kRpcTransport, by_rpc, true);
+  FailAll(status);
+}
+
+void Source::OnContested(Channel* channel) {
+  const bool by_rpc = host_->settings.policy != Policy::kRdma;
+  const Backoff::Milliseconds timeout(host_->settings.connect_timeout_ms);
+  std::string why = absl::StrCat("another process is ", receiver(), " there");
+  std::shared_ptr<PeerChannel> left;
+  bool again = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (channel_.get() != channel) return;
+    const Backoff::Clock::time_point now = Backoff::Clock::now();
+    if (!contested_since_ || now - ready_since_ > timeout) contested_since_ = now;
+    again = !by_rpc && now - *contested_since_ < timeout;
+    if (!again) contested_since_.reset();
+    if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
+    left = DropChannelLocked();
+    asking_ |= again;  // what comes now waits
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  ReceiverEnd::Of(*left)->Remove(this);
+  RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", why, true);
+  // This is the progress thread, which must not be delayed by requests.
+  tsl::Env::Default()->SchedClosure([self = shared_from_this(), by_rpc, again, why] {
+    if (again) {
+      self->AnnounceAgain();
+    } else if (by_rpc) {
+      self->SettleAll();
+    } else {
+      self->FailAll(absl::UnavailableError(absl::StrCat("rdmatensor: no channel to ", self->task(),
+                                                        " and RDMATENSOR_POLICY is rdma: ", why)));
+    }
+  });
+}
+
+// The peer asks meanwhile which process has the name, and rejects only the other one from then on.
+void Source::AnnounceAgain() {
+  std::this_thread::sleep_for(kContestPause);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    asking_ = false;
+    epoch_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  SettleAll();
 }
 
 }  // namespace rdmatensor

@@ -15,10 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/backoff.h"
 #include "channel/host.h"
@@ -30,6 +28,8 @@
 #include "channel/step_failures.h"
 #include "receive/channel_source.h"
 #include "receive/mailbox.h"
+#include "receive/rpc_requests.h"
+#include "receive/whereabouts.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 
 namespace rdmatensor {
@@ -88,14 +88,11 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   void Leave();
 
  private:
-  void AskAddress(std::shared_ptr<tensorflow::WorkerCacheInterface> workers, uint64_t incarnation);
-  void OnAddress(const absl::StatusOr<std::string>& encoded, uint64_t incarnation);
+  void OnFound(const Whereabouts& found, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
-  // A request of a step by key.
-  using AskedKey = std::pair<int64_t, std::string>;
   // A request by RPC has ended.
-  void OnAnswered(int64_t step_id, const std::string& key);
-  static void TellAnswered(Channel* channel, const AskedKey& asked);
+  void OnAnswered(const RpcRequests::Request& request);
+  static void TellAnswered(Channel* channel, const RpcRequests::Request& request);
   // The ways in which connecting ends follow.
   void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   bool IsBehindChannelLocked(uint64_t incarnation) const;
@@ -104,9 +101,10 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   // Looks for a better transport in the background, when it is time for that.
   void ImproveLocked();
   // Uses `channel`, and returns the requests that are to be announced on it.
-  std::vector<AskedKey> TakeChannelLocked(std::shared_ptr<PeerChannel> channel);
+  std::vector<RpcRequests::Request> TakeChannelLocked(std::shared_ptr<PeerChannel> channel);
   // Offers places on the channel, and then says that this process is ready.
-  void Announce(const std::shared_ptr<PeerChannel>& channel, const std::vector<AskedKey>& asked);
+  void Announce(const std::shared_ptr<PeerChannel>& channel,
+                const std::vector<RpcRequests::Request>& asked);
   bool KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation);
   void BecomeUnavailable(const absl::Status& status);
   // Whether the same process may be reached later.
@@ -120,7 +118,7 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   // end under the lock.
   std::shared_ptr<PeerChannel> DropChannelLocked();
   // Announces the requests under way, then that this process is ready.
-  absl::Status SendReady(PeerChannel* channel, const std::vector<AskedKey>& asked);
+  absl::Status SendReady(PeerChannel* channel, const std::vector<RpcRequests::Request>& asked);
   // POLICY=rdma: after a pause, lets what waits reach the peer, which told this process of a contest for its name.
   void AnnounceAgain();
   void SettleAll();
@@ -145,11 +143,7 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   bool returned_ = false;                           // the channel came after RPC
   Backoff::Clock::time_point ready_since_;
   std::optional<Backoff::Clock::time_point> contested_since_;  // with POLICY=rdma
-  absl::flat_hash_map<AskedKey, int> asked_;                   // requests by RPC under way
-  // Those of them that were announced on the channel, and whether kReady was sent on it.
-  absl::flat_hash_map<AskedKey, int> announced_;
-  bool ready_sent_ = false;
-  std::vector<AskedKey> answered_early_;  // since they were announced, but before kReady
+  RpcRequests requests_;
 };
 
 }  // namespace rdmatensor
