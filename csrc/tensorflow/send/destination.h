@@ -29,25 +29,11 @@
 #include "channel/step_failures.h"
 #include "send/channel_destination.h"
 #include "send/send_state.h"
+#include "send/send_step.h"
 #include "send/sender_end.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
 namespace rdmatensor {
-
-// A tensor for which it is not known yet whether the receiver fetches it (RPC) or takes pushes (channel).
-struct PendingSend {
-  tensorflow::Rendezvous::ParsedKey key;
-  tensorflow::AllocatorAttributes attributes;
-  tensorflow::Tensor tensor;
-  bool is_dead = false;
-  bool is_copy = false;
-  uint64_t bytes = 0;
-  // Says why the tensor cannot be pushed. It is set when the tensor lies in the local rendezvous already.
-  const char* refer_reason = nullptr;
-  // As in stock TensorFlow, an unclaimed tensor keeps its rendezvous.
-  RpcReference rpc;
-  int64_t step_id = 0;
-};
 
 // Thread-safe. Made by std::make_shared.
 class Destination final : public ChannelDestination,
@@ -78,7 +64,7 @@ class Destination final : public ChannelDestination,
     bool held = false;
     if (!steps_.empty()) {
       auto step = steps_.find(step_id);
-      if (step != steps_.end() && TakePull(&step->second, key)) return Decision::kPulled;
+      if (step != steps_.end() && step->second.TakePull(key)) return Decision::kPulled;
       held = step != steps_.end() && step->second.held.contains(key);
     }
     SendState& state = states_[name];
@@ -90,7 +76,7 @@ class Destination final : public ChannelDestination,
       return Decision::kPush;
     }
     if (!verified) *must_verify = !std::exchange(state.verifying, true);
-    Step& step = StepLocked(step_id);
+    SendStep& step = StepLocked(step_id);
     step.session = name;
     step.pending[key].push_back(make_pending());
     return Decision::kPending;
@@ -145,26 +131,8 @@ class Destination final : public ChannelDestination,
   bool ForgetIdle();
 
  private:
-  using Counts = absl::flat_hash_map<std::string, int>;
-  class Pull;
-  struct Step {
-    bool IsEmpty() const { return pending.empty() && pulled.empty() && held.empty(); }
-
-    std::chrono::steady_clock::time_point created = std::chrono::steady_clock::now();
-    std::string session;  // once anything is pending or held
-    // By key; nearly always one each, TensorFlow allows more.
-    absl::flat_hash_map<std::string, std::vector<PendingSend>> pending;
-    absl::flat_hash_map<std::string, std::vector<std::shared_ptr<Pull>>> pulled;
-    Counts referred;
-    // Keys whose tensors are not pushed, because the receiver has an RPC request under way or because earlier
-    // tensors of the key are being pushed.
-    Counts held;
-  };
-  // Takes one of `key`; false if there is none.
-  static bool Take(Counts* counts, absl::string_view key);
-  static bool TakePull(Step* step, absl::string_view key);
   void ForgetPull(int64_t step_id, const std::string& key, const Pull* pull);
-  Step& StepLocked(int64_t step_id);
+  SendStep& StepLocked(int64_t step_id);
   // Does what Push does, without ending anything.
   void PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
                const tensorflow::Rendezvous::ParsedKey& key,
@@ -179,22 +147,19 @@ class Destination final : public ChannelDestination,
   bool AdmitLocked(const std::string& session, const std::shared_ptr<PeerChannel>& channel,
                    std::vector<std::shared_ptr<PeerChannel>>* refused,
                    std::shared_ptr<PeerChannel>* replaced, std::shared_ptr<PeerChannel>* left,
-                   std::vector<std::shared_ptr<Pull>>* failed);
+                   SendStep::Pulls* failed);
   // Nothing is under way on the state's channel any more: forgets what went down it.
   void ForgetSentLocked(const std::string& session, SendState* state);
   // Marks the steps of the state's channel as lost, with what the channel carried, and takes out the requests that
   // wait in them.
-  void LoseStepsLocked(const std::string& session, SendState* state,
-                       std::vector<std::shared_ptr<Pull>>* failed);
-  static void Fail(std::vector<std::shared_ptr<Pull>> pulls, const absl::Status& status);
-  static void TakePulls(Step* step, absl::string_view key,
-                        std::vector<std::shared_ptr<Pull>>* pulls);
+  void LoseStepsLocked(const std::string& session, SendState* state, SendStep::Pulls* failed);
+  static void Fail(SendStep::Pulls pulls, const absl::Status& status);
   // Takes out what waits for the state's channel and is not held, unless that is paused. If it takes out anything, a
   // push has begun, which PushSoon ends.
   void TakeAllPendingLocked(const std::string& session, SendState* state,
                             std::vector<PendingSend>* pending);
   // Takes out what waits under `key` to be pushed; the key is held until it was.
-  static void TakePendingLocked(int64_t step_id, Step* step, const std::string& key,
+  static void TakePendingLocked(int64_t step_id, SendStep* step, const std::string& key,
                                 SendState* state, std::vector<PendingSend>* pending);
   // Takes one hold from `key`; after the last, takes out what waits, unless `pending` is nullptr, or the step's
   // tensors go down another channel by now.
@@ -212,7 +177,7 @@ class Destination final : public ChannelDestination,
   std::mutex mutex_;
   std::condition_variable attached_;
   absl::flat_hash_map<std::string, SendState> states_;  // by session
-  absl::flat_hash_map<int64_t, Step> steps_;
+  absl::flat_hash_map<int64_t, SendStep> steps_;
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
   // The steps and copies that were pushed down channels that were lost.
   Newest<int64_t> lost_{SendState::kRemembered};
