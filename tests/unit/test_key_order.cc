@@ -26,11 +26,11 @@ void KeepsOnlyWhatFollows() {
   EXPECT(!Keep(&order, 2, "a", "another step"));
   EXPECT(!Keep(&order, 1, "b", "another key"));
   EXPECT(Keep(&order, 1, "a", "second"));
-  EXPECT(order.Keep(1, "a", MessageKind::kReferral, "third", 5) == KeyOrder::Turn::kLater);
+  EXPECT(order.Keep(1, "a", MessageKind::kUseRpc, "third", 5) == KeyOrder::Turn::kLater);
   EXPECT(order.Next(1, "a", &kept) && kept.data == "second" && kept.kind == MessageKind::kTensor);
   // The second is under way now.
   EXPECT(Keep(&order, 1, "a", "fourth"));
-  EXPECT(order.Next(1, "a", &kept) && kept.data == "third" && kept.kind == MessageKind::kReferral);
+  EXPECT(order.Next(1, "a", &kept) && kept.data == "third" && kept.kind == MessageKind::kUseRpc);
   EXPECT(order.Next(1, "a", &kept) && kept.data == "fourth");
   EXPECT(!order.Next(1, "a", &kept));
   EXPECT(!Keep(&order, 1, "a", "all are done"));

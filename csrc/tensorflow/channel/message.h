@@ -25,11 +25,11 @@ inline constexpr uint32_t kProtocolVersion = 8;
 inline constexpr size_t kMaxDims = 254;  // TensorShape's own limit
 
 enum class MessageKind : uint8_t {
-  kTensor = 1,    // sender -> receiver: a tensor, or where to find its bytes
-  kReferral = 2,  // sender -> receiver: this key must be fetched by RecvTensor
-  kReady = 3,     // receiver -> sender: push the tensors of this name down this channel from now on
-  kRelease = 4,   // receiver -> sender: the lent tensor (value: its id) is not needed any more
-  kAbort = 5,     // sender -> receiver: the step failed here, nothing more will come
+  kTensor = 1,   // sender -> receiver: a tensor, or where to find its bytes
+  kUseRpc = 2,   // sender -> receiver: this key must be fetched by RecvTensor
+  kReady = 3,    // receiver -> sender: push the tensors of this name down this channel from now on
+  kRelease = 4,  // receiver -> sender: the lent tensor (value: its id) is not needed any more
+  kAbort = 5,    // sender -> receiver: the step failed here, nothing more will come
   // Planned tensors; the value is the number of the offer that they belong to. See plan_message.h.
   kOffer = 6,       // receiver -> sender: a piece of an offer of places
   kAccept = 7,      // sender -> receiver: the offer is in use
@@ -37,10 +37,10 @@ enum class MessageKind : uint8_t {
   kWithdraw = 9,    // receiver -> sender: use the places no more
   kWithdrawn = 10,  // sender -> receiver: nothing will be written to them any more
   // Receiver -> sender, if the receiver used RecvTensor before it opened this channel.
-  kAsked = 11,      // before kReady: a request for this key is under way, do not push it
-  kAnswered = 12,   // it has ended: push what comes under this key from now on
-  kLost = 13,       // sender -> receiver: pushed down an earlier channel, and perhaps lost with it
-  kContested = 16,  // sender -> receiver: another process announced this name too; use RecvTensor
+  kRpcPending = 11,  // before kReady: a request for this key is under way, do not push it
+  kRpcDone = 12,     // it has ended: push what comes under this key from now on
+  kLost = 13,        // sender -> receiver: pushed down an earlier channel, and perhaps lost with it
+  kContested = 16,   // sender -> receiver: another process announced this name too; use RecvTensor
   // Sender to receiver, first on a channel that the sender opened: take my tensors from here.
   kSource = 17,
   // Calls; see call_message.h. The value is the call's number, except of kCaller.
@@ -100,10 +100,10 @@ bool Parse(const char* data, size_t size, TensorMessage* out);
 
 // Limits the requests that a receiver may have under way when it opens a channel, by the memory needed to
 // remember them. No real receiver reaches it.
-inline constexpr size_t kMaxAskedBytes = 16u << 20;
-inline size_t AskedBytes(absl::string_view key) { return key.size() + 64; }
+inline constexpr size_t kMaxRpcPendingBytes = 16u << 20;
+inline size_t RpcPendingBytes(absl::string_view key) { return key.size() + 64; }
 
-// kReferral, kAsked, kAnswered, kLost: `text` is the key. kAbort: `code` is the absl::StatusCode,
+// kUseRpc, kRpcPending, kRpcDone, kLost: `text` is the key. kAbort: `code` is the absl::StatusCode,
 // `text` its message, and `derived` says that the failure is a consequence of another one.
 struct StepMessage {
   int64_t step_id = 0;

@@ -14,7 +14,7 @@
 
 namespace rdmatensor {
 
-// kReferral, kAsked, kAnswered, kLost.
+// kUseRpc, kRpcPending, kRpcDone, kLost.
 absl::Status TellOfKey(Channel* channel, MessageKind kind, int64_t step_id, absl::string_view key);
 // kAbort: the step failed here.
 void TellFailure(Channel* channel, int64_t step_id, const absl::Status& status);

@@ -20,8 +20,8 @@ bool ReceiverEnd::Handle(MessageKind kind, uint64_t value, const char* data, siz
   switch (kind) {
     case MessageKind::kTensor:
       return reception_.HandleTensor(data, size);
-    case MessageKind::kReferral:
-      return reception_.HandleReferral(data, size);
+    case MessageKind::kUseRpc:
+      return reception_.HandleUseRpc(data, size);
     case MessageKind::kPlanned:
     case MessageKind::kAccept:
       return places_.Handle(kind, value, data, size);

@@ -66,18 +66,18 @@ bool Reception::HandleTensor(const char* data, size_t size) {
   return Take(message, false) != Taken::kMalformed;
 }
 
-bool Reception::HandleReferral(const char* data, size_t size) {
+bool Reception::HandleUseRpc(const char* data, size_t size) {
   StepMessage message;
   std::string key;
   if (!ParseCopied(data, size, &key, &message)) return false;
-  const auto turn = order_.Keep(message.step_id, message.text, MessageKind::kReferral, data, size);
+  const auto turn = order_.Keep(message.step_id, message.text, MessageKind::kUseRpc, data, size);
   if (turn != KeyOrder::Turn::kNow) return turn == KeyOrder::Turn::kLater;
   TakeReferral(message);
   return true;
 }
 
 Taken Reception::TakeKept(const KeyOrder::Kept& kept) {
-  if (kept.kind == MessageKind::kReferral) {
+  if (kept.kind == MessageKind::kUseRpc) {
     StepMessage message;
     if (!Parse(kept.data.data(), kept.data.size(), &message)) return Taken::kMalformed;
     TakeReferral(message);

@@ -29,7 +29,7 @@ class Reception {
 
   // A message from the peer. False: it broke the protocol. Progress thread.
   bool HandleTensor(const char* data, size_t size);
-  bool HandleReferral(const char* data, size_t size);
+  bool HandleUseRpc(const char* data, size_t size);
 
   // No tensor is being fetched.
   bool IsIdle() const { return order_.IsEmpty(); }

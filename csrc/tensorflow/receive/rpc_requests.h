@@ -34,9 +34,9 @@ class RpcRequests {
   bool TooMany() const {
     size_t bytes = 0;
     for (const auto& [request, count] : pending_) {
-      bytes += static_cast<size_t>(count) * AskedBytes(request.second);
+      bytes += static_cast<size_t>(count) * RpcPendingBytes(request.second);
     }
-    return bytes > kMaxAskedBytes;
+    return bytes > kMaxRpcPendingBytes;
   }
 
   // Returns all of them, which are going to be announced on a new channel, before kReady.

@@ -89,24 +89,24 @@ void Source::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
                  done = std::move(waiter.done)](const absl::Status& status, const Args& send_args,
                                                 const Args& receive_args,
                                                 const tensorflow::Tensor& tensor, bool is_dead) {
-    self->OnAnswered(request);
+    self->OnRpcDone(request);
     done(status, send_args, receive_args, tensor, is_dead);
   };
   rpc->ReceiveByRpc(std::move(waiter));
 }
 
 // If the channel is lost, its announcements are void, so the error is ignored.
-void Source::TellAnswered(Channel* channel, const RpcRequests::Request& request) {
-  (void)TellOfKey(channel, MessageKind::kAnswered, request.first, request.second);
+void Source::TellRpcDone(Channel* channel, const RpcRequests::Request& request) {
+  (void)TellOfKey(channel, MessageKind::kRpcDone, request.first, request.second);
 }
 
-void Source::OnAnswered(const RpcRequests::Request& request) {
+void Source::OnRpcDone(const RpcRequests::Request& request) {
   std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (requests_.End(request)) channel = channel_;
   }
-  if (channel != nullptr) TellAnswered(channel.get(), request);
+  if (channel != nullptr) TellRpcDone(channel.get(), request);
 }
 
 std::shared_ptr<PeerChannel> Source::ReadyChannel() {
@@ -358,7 +358,8 @@ absl::Status Source::SendReady(PeerChannel* channel,
   {
     std::lock_guard<std::mutex> lock(ReceiverEnd::Of(*channel)->announcing);
     for (const RpcRequests::Request& each : asked) {
-      const absl::Status sent = TellOfKey(channel, MessageKind::kAsked, each.first, each.second);
+      const absl::Status sent =
+          TellOfKey(channel, MessageKind::kRpcPending, each.first, each.second);
       if (!sent.ok()) return sent;
     }
     const absl::Status sent = TellOfName(channel, MessageKind::kReady, session(), receiver());
@@ -370,7 +371,7 @@ absl::Status Source::SendReady(PeerChannel* channel,
     if (channel_.get() != channel) return absl::OkStatus();
     answered = requests_.OnReady();
   }
-  for (const RpcRequests::Request& each : answered) TellAnswered(channel, each);
+  for (const RpcRequests::Request& each : answered) TellRpcDone(channel, each);
   return absl::OkStatus();
 }
 

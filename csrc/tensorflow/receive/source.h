@@ -91,8 +91,8 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
   void OnFound(const Whereabouts& found, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
   // A request by RPC has ended.
-  void OnAnswered(const RpcRequests::Request& request);
-  static void TellAnswered(Channel* channel, const RpcRequests::Request& request);
+  void OnRpcDone(const RpcRequests::Request& request);
+  static void TellRpcDone(Channel* channel, const RpcRequests::Request& request);
   // The ways in which connecting ends follow.
   void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
   bool IsBehindChannelLocked(uint64_t incarnation) const;

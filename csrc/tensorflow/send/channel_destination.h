@@ -25,7 +25,7 @@ class ChannelDestination : public PushGate {
   const std::string& task() const { return task_; }
 
   // Requests that a receiver which used RPC before has under way, by step and key.
-  using Asked = std::vector<std::pair<int64_t, std::string>>;
+  using RpcPending = std::vector<std::pair<int64_t, std::string>>;
   // The process behind `channel` has this name in `session`. Pending tensors are pushed in the
   // background, except for `asked`, which the process still expects by RPC.
   //
@@ -33,10 +33,10 @@ class ChannelDestination : public PushGate {
   // when two clusters number their tasks alike, both are told to fetch, and nothing is pushed to either.
   // False if the name is used in more sessions than any real process takes part in.
   virtual bool Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
-                      const Asked& asked) = 0;
+                      const RpcPending& asked) = 0;
   virtual void OnDown(Channel* channel) = 0;
   // A request by RPC that the receiver announced on `channel` has ended.
-  virtual void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) = 0;
+  virtual void OnRpcDone(PeerChannel* channel, int64_t step_id, absl::string_view key) = 0;
   // Tensors may go down `channel` again.
   virtual void OnResumed(const std::shared_ptr<PeerChannel>& channel) = 0;
 

@@ -110,11 +110,11 @@ void Destination::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
     ++StepLocked(step_id).referred[key];
   }
   // If the channel is down the receiver's waiters fail with it.
-  const absl::Status sent = TellOfKey(channel, MessageKind::kReferral, step_id, key);
+  const absl::Status sent = TellOfKey(channel, MessageKind::kUseRpc, step_id, key);
   if (absl::IsInternal(sent)) SendAbort(rpc->session_name(), step_id, sent);
 }
 
-void Destination::OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) {
+void Destination::OnRpcDone(PeerChannel* channel, int64_t step_id, absl::string_view key) {
   std::vector<PendingSend> pending;
   const bool begins = SenderEnd::Of(*channel)->BeginPush();
   {
@@ -371,7 +371,7 @@ void Destination::TakeAllPendingLocked(const std::string& session, SendState* st
 }
 
 bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
-                         const Asked& asked) {
+                         const RpcPending& asked) {
   std::vector<PendingSend> pending;
   SendStep::Pulls failed;
   std::vector<std::shared_ptr<PeerChannel>> refused;

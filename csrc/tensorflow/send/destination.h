@@ -100,7 +100,7 @@ class Destination final : public ChannelDestination,
                               tensorflow::Rendezvous::DoneCallback* done);
 
   bool Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
-              const Asked& asked) override;
+              const RpcPending& asked) override;
   // Asks TensorFlow's cluster whose name this is in `session`, by `workers`, or by what the session has if that
   // is nullptr. The answer goes to SetOwner, later.
   void FindOwner(const std::string& session,
@@ -116,7 +116,7 @@ class Destination final : public ChannelDestination,
   bool AwaitChannel(const std::string& session, const Channel& opened, int timeout_ms);
   // A channel that this process opened is down; AwaitChannel may wait for it.
   void OnOpenedLost();
-  void OnAnswered(PeerChannel* channel, int64_t step_id, absl::string_view key) override;
+  void OnRpcDone(PeerChannel* channel, int64_t step_id, absl::string_view key) override;
   void OnDown(Channel* channel) override;
   void OnResumed(const std::shared_ptr<PeerChannel>& channel) override;
 

@@ -21,10 +21,10 @@ bool SenderEnd::Handle(MessageKind kind, uint64_t value, const char* data, size_
   switch (kind) {
     case MessageKind::kReady:
       return HandleReady(data, size);
-    case MessageKind::kAsked:
-      return HandleAsked(data, size);
-    case MessageKind::kAnswered:
-      return HandleAnswered(data, size);
+    case MessageKind::kRpcPending:
+      return HandleRpcPending(data, size);
+    case MessageKind::kRpcDone:
+      return HandleRpcDone(data, size);
     case MessageKind::kOffer:
       return offers_.TakePiece(value, data, size);
     case MessageKind::kWithdraw:
@@ -62,28 +62,28 @@ bool SenderEnd::HandleReady(const char* data, size_t size) {
     }
   }
   offers_.BindAll();
-  asked_bytes_ = 0;
+  rpc_pending_bytes_ = 0;
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", channel_->peer_name(), " receives as ",
                                            message.task, " in session '", message.session, "'")
                                   .c_str());
-  return destination->Attach(channel_->Shared(), message.session, std::exchange(asked_, {}));
+  return destination->Attach(channel_->Shared(), message.session, std::exchange(rpc_pending_, {}));
 }
 
-bool SenderEnd::HandleAsked(const char* data, size_t size) {
+bool SenderEnd::HandleRpcPending(const char* data, size_t size) {
   StepMessage message;
   if (!Parse(data, size, &message)) return false;
-  asked_bytes_ += AskedBytes(message.text);
-  if (asked_bytes_ > kMaxAskedBytes) return false;
-  asked_.emplace_back(message.step_id, message.text);
+  rpc_pending_bytes_ += RpcPendingBytes(message.text);
+  if (rpc_pending_bytes_ > kMaxRpcPendingBytes) return false;
+  rpc_pending_.emplace_back(message.step_id, message.text);
   return true;
 }
 
-bool SenderEnd::HandleAnswered(const char* data, size_t size) {
+bool SenderEnd::HandleRpcDone(const char* data, size_t size) {
   StepMessage message;
   const auto destinations = Destinations();
   if (destinations.empty() || !Parse(data, size, &message)) return false;
   for (const auto& destination : destinations) {
-    destination->OnAnswered(channel_, message.step_id, message.text);
+    destination->OnRpcDone(channel_, message.step_id, message.text);
   }
   return true;
 }

@@ -50,8 +50,8 @@ class SenderEnd final : public ChannelEnd {
 
  private:
   bool HandleReady(const char* data, size_t size);
-  bool HandleAsked(const char* data, size_t size);
-  bool HandleAnswered(const char* data, size_t size);
+  bool HandleRpcPending(const char* data, size_t size);
+  bool HandleRpcDone(const char* data, size_t size);
   std::vector<std::shared_ptr<ChannelDestination>> Destinations();
   void Bind(const std::shared_ptr<AcceptedOffer>& accepted);
   void Pause(uint64_t number);
@@ -63,8 +63,8 @@ class SenderEnd final : public ChannelEnd {
   PeerChannel* const channel_;
   AcceptedOffers offers_;
   // The requests by RPC that the receiver announced, until it announces the name that they belong to. Progress thread.
-  ChannelDestination::Asked asked_;
-  size_t asked_bytes_ = 0;
+  ChannelDestination::RpcPending rpc_pending_;
+  size_t rpc_pending_bytes_ = 0;
   std::mutex mutex_;
   std::vector<std::shared_ptr<ChannelDestination>> destinations_;
   std::vector<std::shared_ptr<PeerChannel>> former_;
