@@ -11,8 +11,8 @@
 
 namespace rdmatensor {
 
-class ChannelDestination;
-class ChannelSource;
+class ChannelReceiver;
+class ChannelSender;
 class OfferedPlaces;
 
 // The names under which one task receives from another in one session. Points into longer-lived names.
@@ -25,9 +25,9 @@ struct PeerNames {
 class Peers {
  public:
   // The sender that a peer announces by these names.
-  virtual std::shared_ptr<ChannelSource> SenderOf(const PeerNames& names) = 0;
+  virtual std::shared_ptr<ChannelSender> FindSender(const PeerNames& names) = 0;
   // The receiver that a peer announces by this name.
-  virtual std::shared_ptr<ChannelDestination> ReceiverOf(absl::string_view task) = 0;
+  virtual std::shared_ptr<ChannelReceiver> FindReceiver(absl::string_view task) = 0;
   // The places offered over the channels from a task that any session calls `task`, once for each channel.
   virtual std::vector<std::shared_ptr<OfferedPlaces>> PlacesFrom(absl::string_view task) = 0;
 

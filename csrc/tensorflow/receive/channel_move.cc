@@ -83,8 +83,8 @@ void ChannelMove::Move() {
   (void)to_->Notify(PackImmediate(MessageKind::kTaken, number_));
   if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
   std::set<std::string> moved;  // several sessions may name it alike
-  for (const std::shared_ptr<ChannelSource>& source : ReceiverEnd::Of(*from_)->LeaveFor(to_)) {
-    if (source->OnMoved(from_, to_)) moved.insert(source->task());
+  for (const std::shared_ptr<ChannelSender>& sender : ReceiverEnd::Of(*from_)->LeaveFor(to_)) {
+    if (sender->OnMoved(from_, to_)) moved.insert(sender->task());
   }
   for (const std::string& task : moved) CountMove(task);
   if (!to_->Notify(PackImmediate(MessageKind::kLeft, number_)).ok()) OnDown(to_.get());
@@ -122,8 +122,8 @@ void ChannelMove::Resume() {
   ReceiverEnd* const end = ReceiverEnd::Of(*from_);
   end->places().Resume();
   (void)from_->Notify(PackImmediate(MessageKind::kResume, number_));
-  for (const std::shared_ptr<ChannelSource>& source : end->Sources()) {
-    InPlans::Get()->OfferAllAgain(*host_, source->task(), end->SharedPlaces());
+  for (const std::shared_ptr<ChannelSender>& sender : end->Senders()) {
+    InPlans::Get()->OfferAllAgain(*host_, sender->task(), end->SharedPlaces());
   }
   if (opened_ != nullptr) opened_->ImproveLater(from_);
 }

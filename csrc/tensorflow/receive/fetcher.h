@@ -22,7 +22,7 @@
 #include "channel/channel.h"
 #include "rdmatensor.h"
 #include "receive/delivery.h"
-#include "receive/source_events.h"
+#include "receive/receive_events.h"
 #include "stats/checksum.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -69,7 +69,7 @@ class Fetcher {
   // Called when a tensor that was under way is delivered, or its step has failed.
   using Fetched = std::function<void(int64_t step_id, const std::string& key)>;
 
-  Fetcher(const Settings* settings, Channel* channel, Delivery* delivery, SourceEvents* events,
+  Fetcher(const Settings* settings, Channel* channel, Delivery* delivery, ReceiveEvents* events,
           Fetched fetched)
       : settings_(settings),
         channel_(channel),
@@ -126,7 +126,7 @@ class Fetcher {
   const Settings* const settings_;
   Channel* const channel_;
   Delivery* const delivery_;
-  SourceEvents* const events_;
+  ReceiveEvents* const events_;
   const Fetched fetched_;
   std::mutex mutex_;
   absl::flat_hash_map<uint64_t, RemoteRegion> regions_;  // by key

@@ -59,7 +59,7 @@ struct Waiter {
   std::string key;
   uint64_t source_incarnation = 0;
   // Identifies who should send it; only compared.
-  std::shared_ptr<const void> source;
+  std::shared_ptr<const void> sender;
   // Kept alive by `done`, as TensorFlow's base class arranges.
   RpcFallback* rpc = nullptr;
   EdgeWaits* waits = nullptr;

@@ -62,16 +62,16 @@ bool ReceiverEnd::HandleAbort(const char* data, size_t size) {
 bool ReceiverEnd::HandleLost(const char* data, size_t size) {
   StepMessage message;
   if (!Parse(data, size, &message)) return false;
-  for (const auto& source : Sources()) source->OnLost(message.step_id, KeyId::Of(message.text));
+  for (const auto& sender : Senders()) sender->OnLost(message.step_id, KeyId::Of(message.text));
   return true;
 }
 
 bool ReceiverEnd::HandleContested(const char* data, size_t size) {
   ReadyMessage message;
   if (!Parse(data, size, &message)) return false;
-  for (const auto& source : Sources()) {
-    if (source->session() == message.session && source->receiver() == message.task) {
-      source->OnContested(channel_);
+  for (const auto& sender : Senders()) {
+    if (sender->session() == message.session && sender->receiver() == message.task) {
+      sender->OnContested(channel_);
     }
   }
   return true;
@@ -86,10 +86,10 @@ bool ReceiverEnd::HandleSource(const char* data, size_t size) {
   }
   announced_names_.emplace(message.receiver, message.sender);
   if (announced_names_.size() > kMaxNames) return false;
-  const auto source = host_->peers->SenderOf({message.session, message.receiver, message.sender});
+  const auto sender = host_->peers->FindSender({message.session, message.receiver, message.sender});
   tsl::Env::Default()->SchedClosure(
-      [source, opened = channel_->Shared(), self = std::move(message.self)] {
-        source->OnOpened(opened, self);
+      [sender, opened = channel_->Shared(), self = std::move(message.self)] {
+        sender->OnOpened(opened, self);
       });
   return true;
 }
@@ -97,7 +97,7 @@ bool ReceiverEnd::HandleSource(const char* data, size_t size) {
 void ReceiverEnd::OnDown(absl::string_view why) {
   // This comes first, because those who look for another channel at once shall find the new one.
   if (const auto replacement = move()) replacement->OnDown(channel_);
-  for (const auto& source : Sources()) source->OnDown(channel_, why);
+  for (const auto& sender : Senders()) sender->OnDown(channel_, why);
   places_.OnDown();
 }
 
@@ -110,37 +110,37 @@ absl::Status ReceiverEnd::OpenAhead(const std::vector<uint64_t>& region_keys) {
 
 void ReceiverEnd::OnReleased() {
   // They may hold this channel or others, and must not go under the lock.
-  std::vector<std::shared_ptr<ChannelSource>> sources;
+  std::vector<std::shared_ptr<ChannelSender>> senders;
   std::shared_ptr<Replacement> replacement;
   std::shared_ptr<PeerChannel> successor;
   std::lock_guard<std::mutex> lock(mutex_);
-  sources.swap(sources_);
+  senders.swap(senders_);
   replacement.swap(move_);
   successor.swap(successor_);
   released_ = true;
 }
 
-std::shared_ptr<PeerChannel> ReceiverEnd::Add(std::shared_ptr<ChannelSource> source) {
+std::shared_ptr<PeerChannel> ReceiverEnd::Add(std::shared_ptr<ChannelSender> sender) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (successor_ != nullptr) return successor_;
-  channel_->SetName(Direction::kReceive, source->task());
-  if (std::find(sources_.begin(), sources_.end(), source) == sources_.end()) {
-    sources_.push_back(std::move(source));
+  channel_->SetName(Direction::kReceive, sender->task());
+  if (std::find(senders_.begin(), senders_.end(), sender) == senders_.end()) {
+    senders_.push_back(std::move(sender));
   }
   return nullptr;
 }
 
-bool ReceiverEnd::Remove(const ChannelSource* source) {
+bool ReceiverEnd::Remove(const ChannelSender* sender) {
   std::lock_guard<std::mutex> lock(mutex_);
-  sources_.erase(std::remove_if(sources_.begin(), sources_.end(),
-                                [source](const auto& each) { return each.get() == source; }),
-                 sources_.end());
-  return sources_.empty();
+  senders_.erase(std::remove_if(senders_.begin(), senders_.end(),
+                                [sender](const auto& each) { return each.get() == sender; }),
+                 senders_.end());
+  return senders_.empty();
 }
 
-std::vector<std::shared_ptr<ChannelSource>> ReceiverEnd::Sources() {
+std::vector<std::shared_ptr<ChannelSender>> ReceiverEnd::Senders() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return sources_;
+  return senders_;
 }
 
 std::shared_ptr<Replacement> ReceiverEnd::move() {
@@ -160,12 +160,12 @@ void ReceiverEnd::AdvanceMove() {
   if (const std::shared_ptr<Replacement> replacement = move()) replacement->Advance();
 }
 
-std::vector<std::shared_ptr<ChannelSource>> ReceiverEnd::LeaveFor(
+std::vector<std::shared_ptr<ChannelSender>> ReceiverEnd::LeaveFor(
     std::shared_ptr<PeerChannel> next) {
   std::lock_guard<std::mutex> lock(mutex_);
   // They stay until the channel ends, because failures of their steps may still be told on it.
   if (!released_) successor_ = std::move(next);
-  return sources_;
+  return senders_;
 }
 
 std::shared_ptr<PeerChannel> ReceiverEnd::successor() {
@@ -178,11 +178,11 @@ void ReceiverEnd::OnDynamicTensor(absl::string_view key, const tensorflow::Tenso
 }
 
 void ReceiverEnd::OnStepFailed(int64_t step_id, const absl::Status& status) {
-  for (const auto& source : Sources()) source->OnStepAbort(step_id, status);
+  for (const auto& sender : Senders()) sender->OnStepAbort(step_id, status);
 }
 
 void ReceiverEnd::OnUnreachable(const std::string& why) {
-  for (const auto& source : Sources()) source->GiveUp(channel_, why);
+  for (const auto& sender : Senders()) sender->GiveUp(channel_, why);
 }
 
 }  // namespace rdmatensor

@@ -19,10 +19,10 @@
 #include "channel/channel_end.h"
 #include "channel/host.h"
 #include "channel/peer_channel.h"
-#include "receive/channel_source.h"
+#include "receive/channel_sender.h"
 #include "receive/offered_places.h"
+#include "receive/receive_events.h"
 #include "receive/reception.h"
-#include "receive/source_events.h"
 
 namespace rdmatensor {
 
@@ -41,7 +41,7 @@ class Replacement {
 };
 
 // Thread-safe.
-class ReceiverEnd final : public ChannelEnd, private SourceEvents {
+class ReceiverEnd final : public ChannelEnd, private ReceiveEvents {
  public:
   ReceiverEnd(const Host* host, MailboxTable* mailboxes, PeerChannel* channel);
   static ReceiverEnd* Of(const PeerChannel& channel) {
@@ -61,10 +61,10 @@ class ReceiverEnd final : public ChannelEnd, private SourceEvents {
 
   // The names under which the peer's tensors come. If another channel has replaced this one, nothing is added, and
   // that is returned.
-  std::shared_ptr<PeerChannel> Add(std::shared_ptr<ChannelSource> source);
+  std::shared_ptr<PeerChannel> Add(std::shared_ptr<ChannelSender> sender);
   // True if that was the last one.
-  bool Remove(const ChannelSource* source);
-  std::vector<std::shared_ptr<ChannelSource>> Sources();
+  bool Remove(const ChannelSender* sender);
+  std::vector<std::shared_ptr<ChannelSender>> Senders();
   // Held while one name is announced, so that its messages do not mix with those of another one.
   std::mutex announcing;
 
@@ -72,7 +72,7 @@ class ReceiverEnd final : public ChannelEnd, private SourceEvents {
   std::shared_ptr<Replacement> move();
   void SetMove(std::shared_ptr<Replacement> move);
   // Sets what replaces this channel for all names, and returns those that use it.
-  std::vector<std::shared_ptr<ChannelSource>> LeaveFor(std::shared_ptr<PeerChannel> next);
+  std::vector<std::shared_ptr<ChannelSender>> LeaveFor(std::shared_ptr<PeerChannel> next);
   std::shared_ptr<PeerChannel> successor();
 
  private:
@@ -92,7 +92,7 @@ class ReceiverEnd final : public ChannelEnd, private SourceEvents {
   // Pairs of names that the peer, which opened the channel to send, announced. Progress thread.
   absl::flat_hash_set<std::pair<std::string, std::string>> announced_names_;
   std::mutex mutex_;
-  std::vector<std::shared_ptr<ChannelSource>> sources_;
+  std::vector<std::shared_ptr<ChannelSender>> senders_;
   std::shared_ptr<Replacement> move_;
   std::shared_ptr<PeerChannel> successor_;
   bool released_ = false;

@@ -49,7 +49,7 @@ Tensor CopyOf(const char* data, uint64_t bytes, tensorflow::DataType dtype,
 }  // namespace
 
 Reception::Reception(const Settings* settings, MailboxTable* mailboxes, Channel* channel,
-                     SourceEvents* events)
+                     ReceiveEvents* events)
     : settings_(settings),
       channel_(channel),
       events_(events),

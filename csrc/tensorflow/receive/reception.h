@@ -17,7 +17,7 @@
 #include "receive/delivery.h"
 #include "receive/fetcher.h"
 #include "receive/key_order.h"
-#include "receive/source_events.h"
+#include "receive/receive_events.h"
 
 namespace rdmatensor {
 
@@ -25,7 +25,7 @@ namespace rdmatensor {
 class Reception {
  public:
   Reception(const Settings* settings, MailboxTable* mailboxes, Channel* channel,
-            SourceEvents* events);
+            ReceiveEvents* events);
 
   // A message from the peer. False: it broke the protocol. Progress thread.
   bool HandleTensor(const char* data, size_t size);
@@ -58,7 +58,7 @@ class Reception {
 
   const Settings* const settings_;
   Channel* const channel_;
-  SourceEvents* const events_;
+  ReceiveEvents* const events_;
   KeyOrder order_;
   Delivery delivery_;
   Fetcher fetcher_;

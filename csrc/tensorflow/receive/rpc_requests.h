@@ -15,7 +15,7 @@
 
 namespace rdmatensor {
 
-// Not thread-safe: its Source's lock guards it.
+// Not thread-safe: its Sender's lock guards it.
 class RpcRequests {
  public:
   using Request = std::pair<int64_t, std::string>;  // step and key

@@ -20,7 +20,7 @@
 
 namespace rdmatensor {
 
-// Not thread-safe: its Destination's lock guards it.
+// Not thread-safe: its Receiver's lock guards it.
 struct SendState {
   static constexpr size_t kRemembered = 1024;
   // A copy of an eager operation, by step and key.

@@ -52,7 +52,7 @@ class Pull {
   std::atomic<bool> ended_{false};
 };
 
-// Not thread-safe: its Destination's lock guards it.
+// Not thread-safe: its Receiver's lock guards it.
 struct SendStep {
   using Counts = absl::flat_hash_map<std::string, int>;
   using Pulls = std::vector<std::shared_ptr<Pull>>;

@@ -52,13 +52,13 @@ bool SenderEnd::HandleReady(const char* data, size_t size) {
       !NamesTask(message.task) || message.session.size() > kLongestName) {
     return false;
   }
-  const std::shared_ptr<ChannelDestination> destination = host_->peers->ReceiverOf(message.task);
+  const std::shared_ptr<ChannelReceiver> receiver = host_->peers->FindReceiver(message.task);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     channel_->SetName(Direction::kSend, message.task);
-    if (std::find(destinations_.begin(), destinations_.end(), destination) == destinations_.end()) {
-      if (destinations_.size() >= kMaxNames) return false;
-      destinations_.push_back(destination);
+    if (std::find(receivers_.begin(), receivers_.end(), receiver) == receivers_.end()) {
+      if (receivers_.size() >= kMaxNames) return false;
+      receivers_.push_back(receiver);
     }
   }
   offers_.BindAll();
@@ -66,7 +66,7 @@ bool SenderEnd::HandleReady(const char* data, size_t size) {
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", channel_->peer_name(), " receives as ",
                                            message.task, " in session '", message.session, "'")
                                   .c_str());
-  return destination->Attach(channel_->Shared(), message.session, std::exchange(rpc_pending_, {}));
+  return receiver->Attach(channel_->Shared(), message.session, std::exchange(rpc_pending_, {}));
 }
 
 bool SenderEnd::HandleRpcPending(const char* data, size_t size) {
@@ -80,37 +80,37 @@ bool SenderEnd::HandleRpcPending(const char* data, size_t size) {
 
 bool SenderEnd::HandleRpcDone(const char* data, size_t size) {
   StepMessage message;
-  const auto destinations = Destinations();
-  if (destinations.empty() || !Parse(data, size, &message)) return false;
-  for (const auto& destination : destinations) {
-    destination->OnRpcDone(channel_, message.step_id, message.text);
+  const auto receivers = Receivers();
+  if (receivers.empty() || !Parse(data, size, &message)) return false;
+  for (const auto& receiver : receivers) {
+    receiver->OnRpcDone(channel_, message.step_id, message.text);
   }
   return true;
 }
 
 void SenderEnd::OnDown(absl::string_view /*why*/) {
-  for (const auto& destination : Destinations()) destination->OnDown(channel_);
+  for (const auto& receiver : Receivers()) receiver->OnDown(channel_);
   offers_.OnDown();
 }
 
 void SenderEnd::OnReleased() {
   // They may hold this channel or others, and must not go under the lock.
-  std::vector<std::shared_ptr<ChannelDestination>> destinations;
+  std::vector<std::shared_ptr<ChannelReceiver>> receivers;
   std::vector<std::shared_ptr<PeerChannel>> former;
   std::lock_guard<std::mutex> lock(mutex_);
-  destinations.swap(destinations_);
+  receivers.swap(receivers_);
   former.swap(former_);
   released_ = true;
 }
 
-std::vector<std::shared_ptr<ChannelDestination>> SenderEnd::Destinations() {
+std::vector<std::shared_ptr<ChannelReceiver>> SenderEnd::Receivers() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return destinations_;
+  return receivers_;
 }
 
 void SenderEnd::Bind(const std::shared_ptr<AcceptedOffer>& accepted) {
-  for (const std::shared_ptr<ChannelDestination>& destination : Destinations()) {
-    OutEdges::Get()->Bind(*host_, destination->task(), destination, accepted);
+  for (const std::shared_ptr<ChannelReceiver>& receiver : Receivers()) {
+    OutEdges::Get()->Bind(*host_, receiver->task(), receiver, accepted);
   }
 }
 
@@ -154,7 +154,7 @@ void SenderEnd::Resume() {
     pushes_.Open();
     told_paused_ = false;
   }
-  for (const auto& destination : Destinations()) destination->OnResumed(channel_->Shared());
+  for (const auto& receiver : Receivers()) receiver->OnResumed(channel_->Shared());
 }
 
 void SenderEnd::AddFormer(std::shared_ptr<PeerChannel> former) {

@@ -17,7 +17,7 @@
 #include "channel/host.h"
 #include "channel/peer_channel.h"
 #include "send/accepted_offers.h"
-#include "send/channel_destination.h"
+#include "send/channel_receiver.h"
 
 namespace rdmatensor {
 
@@ -52,7 +52,7 @@ class SenderEnd final : public ChannelEnd {
   bool HandleReady(const char* data, size_t size);
   bool HandleRpcPending(const char* data, size_t size);
   bool HandleRpcDone(const char* data, size_t size);
-  std::vector<std::shared_ptr<ChannelDestination>> Destinations();
+  std::vector<std::shared_ptr<ChannelReceiver>> Receivers();
   void Bind(const std::shared_ptr<AcceptedOffer>& accepted);
   void Pause(uint64_t number);
   void TellPaused();
@@ -63,10 +63,10 @@ class SenderEnd final : public ChannelEnd {
   PeerChannel* const channel_;
   AcceptedOffers offers_;
   // The requests by RPC that the receiver announced, until it announces the name that they belong to. Progress thread.
-  ChannelDestination::RpcPending rpc_pending_;
+  ChannelReceiver::RpcPending rpc_pending_;
   size_t rpc_pending_bytes_ = 0;
   std::mutex mutex_;
-  std::vector<std::shared_ptr<ChannelDestination>> destinations_;
+  std::vector<std::shared_ptr<ChannelReceiver>> receivers_;
   std::vector<std::shared_ptr<PeerChannel>> former_;
   bool released_ = false;
   Users pushes_;  // closed while the channel is paused

@@ -33,8 +33,8 @@ absl::Status OpenChannel(TensorService* service, const std::string& session,
   }
   absl::StatusOr<std::shared_ptr<PeerChannel>> channel = service->to_receivers().To(answer);
   if (!channel.ok()) return channel.status();
-  const std::shared_ptr<Destination> destination = service->peers().DestinationOf(task);
-  destination->SetOwner(session, nullptr, answer.device_name);
+  const std::shared_ptr<Receiver> receiver = service->peers().ReceiverOf(task);
+  receiver->SetOwner(session, nullptr, answer.device_name);
   SourceMessage message;
   message.session = session;
   message.receiver = task;
@@ -42,7 +42,7 @@ absl::Status OpenChannel(TensorService* service, const std::string& session,
   message.self = self;
   const absl::Status sent = (*channel)->NotifyMessage(PackImmediate(MessageKind::kSource), message);
   if (!sent.ok()) return sent;
-  if (destination->AwaitChannel(session, **channel, timeout_ms)) return absl::OkStatus();
+  if (receiver->AwaitChannel(session, **channel, timeout_ms)) return absl::OkStatus();
   if (!(*channel)->IsUp()) return absl::UnavailableError("the channel to it was lost as it began");
   return absl::DeadlineExceededError(
       absl::StrCat("it did not say within ", timeout_ms,

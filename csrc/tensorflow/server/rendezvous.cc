@@ -67,13 +67,12 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
       tensorflow::DeviceNameUtils::IsSameAddressSpace(key.src, key.dst)) {
     return SendLocal(key, args, tensor, is_dead);
   }
-  const std::shared_ptr<Destination> destination =
-      service_->peers().DestinationOf(TaskOf(key.dst_device));
+  const std::shared_ptr<Receiver> receiver = service_->peers().ReceiverOf(TaskOf(key.dst_device));
   std::shared_ptr<PeerChannel> channel;
   bool local = false;
   const bool is_copy = IsEagerCopy(key);
   bool must_verify = false;
-  const auto decision = destination->Decide(
+  const auto decision = receiver->Decide(
       session(), session_name(), step_id_, key.FullKey(), is_copy,
       [&] {
         PendingSend pending;
@@ -92,16 +91,16 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
         return pending;
       },
       &channel, &must_verify);
-  if (must_verify) destination->FindOwner(session_name(), workers());
+  if (must_verify) receiver->FindOwner(session_name(), workers());
   switch (decision) {
-    case Destination::Decision::kPush:
-      destination->Push(channel, this, step_id_, key, args, tensor, is_dead);
+    case Receiver::Decision::kPush:
+      receiver->Push(channel, this, step_id_, key, args, tensor, is_dead);
       return absl::OkStatus();
-    case Destination::Decision::kPulled:
+    case Receiver::Decision::kPulled:
       CountFetched(key.dst_device, tensor.TotalBytes(),
                    is_dead ? nullptr : WhyNotPushable(key, tensor));
       return SendLocal(key, args, tensor, is_dead);
-    case Destination::Decision::kPending:
+    case Receiver::Decision::kPending:
       break;
   }
   return local ? SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
@@ -142,8 +141,8 @@ void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Ar
                                     absl::Span<PlannedReceive> all) {
   const EdgeDefinition& first = *all.front().edge->definition;
   InPlans::Get()->Use(all.front().edge->plan, step_id_);
-  const std::shared_ptr<Source> source =
-      service_->peers().SourceOf({session_name(), first.destination, first.source});
+  const std::shared_ptr<Sender> sender =
+      service_->peers().SenderOf({session_name(), first.destination, first.source});
   std::vector<Waiter> waiters(all.size());
   for (size_t i = 0; i < all.size(); ++i) {
     // A waiting receive keeps the rendezvous, as the base class arranges for others. It ends exactly once.
@@ -162,29 +161,29 @@ void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Ar
     waiter.source_incarnation = first.source_incarnation;
   }
   Ref();  // the last waiter may end before this returns
-  const uint64_t epoch = source->epoch();
-  if (waiters.size() > 1 && source->IsReady(first.source_incarnation)) {
-    ReceiveAll(std::move(waiters), source, epoch);
+  const uint64_t epoch = sender->epoch();
+  if (waiters.size() > 1 && sender->IsReady(first.source_incarnation)) {
+    ReceiveAll(std::move(waiters), sender, epoch);
   } else {
     for (Waiter& waiter : waiters) {
       const KeyId key = waiter.Id();
-      Receive(key, std::move(waiter), source);
+      Receive(key, std::move(waiter), sender);
     }
   }
   Unref();
 }
 
-void RdmaRendezvous::ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Source>& source,
+void RdmaRendezvous::ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Sender>& sender,
                                 uint64_t epoch) {
   std::vector<Waiter> waiting;
   waiting.reserve(waiters.size());
   for (Waiter& waiter : waiters) {
-    const absl::Status lost = source->StatusOf(step_id_, waiter.Id());
+    const absl::Status lost = sender->StatusOf(step_id_, waiter.Id());
     if (!lost.ok()) {
       waiter.Fail(lost);
       continue;
     }
-    waiter.source = source;
+    waiter.sender = sender;
     waiter.rpc = this;
     waiting.push_back(std::move(waiter));
   }
@@ -195,7 +194,7 @@ void RdmaRendezvous::ReceiveAll(std::vector<Waiter> waiters, const std::shared_p
   if (failed) {
     for (const Waiter& waiter : waiting) waiter.Fail(status);
   }
-  if (source->epoch() != epoch) source->Settle(mailbox_);
+  if (sender->epoch() != epoch) sender->Settle(mailbox_);
 }
 
 void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
@@ -204,33 +203,33 @@ void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
   waiter.done = std::move(done);
   waiter.args = args;
   waiter.key = std::string(key.FullKey());
-  const std::shared_ptr<Source> source =
-      service_->peers().SourceOf({session_name(), TaskOf(key.dst_device), TaskOf(key.src_device)});
-  waiter.waits = source->waits();
+  const std::shared_ptr<Sender> sender =
+      service_->peers().SenderOf({session_name(), TaskOf(key.dst_device), TaskOf(key.src_device)});
+  waiter.waits = sender->waits();
   waiter.source_incarnation = key.src_incarnation;
-  Receive(KeyId::Of(key.FullKey()), std::move(waiter), source);
+  Receive(KeyId::Of(key.FullKey()), std::move(waiter), sender);
 }
 
 void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
-                             const std::shared_ptr<Source>& source) {
+                             const std::shared_ptr<Sender>& sender) {
   // `this` may be gone as soon as the waiter is in the mailbox.
-  waiter.source = source;
+  waiter.sender = sender;
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
-  const uint64_t epoch = source->epoch();
-  const auto decision = source->Decide(incarnation, step_id_, waiter);
-  if (decision == Source::Decision::kRpcAndRetry) source->EnsureConnecting(workers(), incarnation);
-  if (decision == Source::Decision::kRpc || decision == Source::Decision::kRpcAndRetry) {
-    source->ReceiveByRpc(step_id_, this, std::move(waiter));
+  const uint64_t epoch = sender->epoch();
+  const auto decision = sender->Decide(incarnation, step_id_, waiter);
+  if (decision == Sender::Decision::kRpcAndRetry) sender->EnsureConnecting(workers(), incarnation);
+  if (decision == Sender::Decision::kRpc || decision == Sender::Decision::kRpcAndRetry) {
+    sender->ReceiveByRpc(step_id_, this, std::move(waiter));
     return;
   }
-  const absl::Status failed = source->StatusOf(step_id_, key);
+  const absl::Status failed = sender->StatusOf(step_id_, key);
   if (!failed.ok()) {
     waiter.Fail(failed);
     return;
   }
   std::shared_ptr<tensorflow::WorkerCacheInterface> connections;
-  if (decision == Source::Decision::kConnect) connections = workers();
+  if (decision == Sender::Decision::kConnect) connections = workers();
 
   waiter.rpc = this;
   Arrival arrival;
@@ -245,10 +244,10 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
     case Mailbox::Received::kWaiting:
       break;
   }
-  if (decision == Source::Decision::kConnect) {
-    source->EnsureConnecting(std::move(connections), incarnation);
+  if (decision == Sender::Decision::kConnect) {
+    sender->EnsureConnecting(std::move(connections), incarnation);
   }
-  if (source->epoch() != epoch) source->Settle(mailbox);
+  if (sender->epoch() != epoch) sender->Settle(mailbox);
 }
 
 void RdmaRendezvous::ReceiveByRpc(Waiter waiter) {
@@ -329,7 +328,7 @@ void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
                                        tensorflow::Rendezvous::DoneCallback done) {
   PendingSend pending;
   const absl::StatusOr<bool> found = service_->peers()
-                                         .DestinationOf(TaskOf(key.dst_device))
+                                         .ReceiverOf(TaskOf(key.dst_device))
                                          ->OnPull(step_id, key.FullKey(), &pending, &done);
   if (!found.ok()) {
     done(found.status(), tensorflow::Rendezvous::Args(), tensorflow::Rendezvous::Args(), Tensor(),

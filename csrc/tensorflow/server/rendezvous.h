@@ -77,9 +77,9 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
 
  private:
   ~RdmaRendezvous() override;
-  void Receive(const KeyId& key, Waiter waiter, const std::shared_ptr<Source>& source);
-  // Receives tensors of one source that were all to be pushed at `epoch`.
-  void ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Source>& source,
+  void Receive(const KeyId& key, Waiter waiter, const std::shared_ptr<Sender>& sender);
+  // Receives tensors of one sender that were all to be pushed at `epoch`.
+  void ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Sender>& sender,
                   uint64_t epoch);
 
   TensorService* const service_;

@@ -25,41 +25,40 @@ void AddOnce(std::shared_ptr<PeerChannel> channel,
 
 }  // namespace
 
-std::shared_ptr<Source> PeerTable::SourceOf(const PeerNames& names) {
+std::shared_ptr<Sender> PeerTable::SenderOf(const PeerNames& names) {
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    auto found = sources_.find(names);
-    if (found != sources_.end()) return *found;
+    auto found = senders_.find(names);
+    if (found != senders_.end()) return *found;
   }
   CountNew();
   std::unique_lock<std::shared_mutex> lock(mutex_);
-  auto found = sources_.find(names);
-  if (found == sources_.end()) {
-    found = sources_.insert(std::make_shared<Source>(host_, mailboxes_, to_senders_, names)).first;
+  auto found = senders_.find(names);
+  if (found == senders_.end()) {
+    found = senders_.insert(std::make_shared<Sender>(host_, mailboxes_, to_senders_, names)).first;
   }
   return *found;
 }
 
-std::shared_ptr<Destination> PeerTable::DestinationOf(absl::string_view task) {
+std::shared_ptr<Receiver> PeerTable::ReceiverOf(absl::string_view task) {
   {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    auto found = destinations_.find(task);
-    if (found != destinations_.end()) return found->second;
+    auto found = receivers_.find(task);
+    if (found != receivers_.end()) return found->second;
   }
   std::unique_lock<std::shared_mutex> lock(mutex_);
-  std::shared_ptr<Destination>& destination = destinations_[task];
-  if (destination == nullptr) {
-    destination =
-        std::make_shared<Destination>(host_, &sessions_, &failed_here_, std::string(task));
+  std::shared_ptr<Receiver>& receiver = receivers_[task];
+  if (receiver == nullptr) {
+    receiver = std::make_shared<Receiver>(host_, &sessions_, &failed_here_, std::string(task));
   }
-  return destination;
+  return receiver;
 }
 
-std::vector<std::shared_ptr<Destination>> PeerTable::Destinations() {
-  std::vector<std::shared_ptr<Destination>> links;
+std::vector<std::shared_ptr<Receiver>> PeerTable::Receivers() {
+  std::vector<std::shared_ptr<Receiver>> links;
   std::shared_lock<std::shared_mutex> lock(mutex_);
-  links.reserve(destinations_.size());
-  for (const auto& entry : destinations_) links.push_back(entry.second);
+  links.reserve(receivers_.size());
+  for (const auto& entry : receivers_) links.push_back(entry.second);
   return links;
 }
 
@@ -67,26 +66,26 @@ void PeerTable::TellOfFailure(const std::string& session, int64_t step_id,
                               const absl::Status& status) {
   // This comes first, so that a receiver that announces itself now is told by one of the two.
   failed_here_.Add(session, step_id, status);
-  for (const std::shared_ptr<Destination>& destination : Destinations()) {
-    destination->SendAbort(session, step_id, status);
+  for (const std::shared_ptr<Receiver>& receiver : Receivers()) {
+    receiver->SendAbort(session, step_id, status);
   }
 }
 
 void PeerTable::DropStep(int64_t step_id) {
   failed_here_.Forget(step_id);
-  for (const std::shared_ptr<Destination>& destination : Destinations()) {
-    destination->DropStep(step_id);
+  for (const std::shared_ptr<Receiver>& receiver : Receivers()) {
+    receiver->DropStep(step_id);
   }
 }
 
-std::vector<std::shared_ptr<Source>> PeerTable::Sources() {
+std::vector<std::shared_ptr<Sender>> PeerTable::Senders() {
   std::shared_lock<std::shared_mutex> lock(mutex_);
-  return {sources_.begin(), sources_.end()};
+  return {senders_.begin(), senders_.end()};
 }
 
 std::vector<std::shared_ptr<OfferedPlaces>> PeerTable::PlacesFrom(absl::string_view task) {
   std::vector<std::shared_ptr<PeerChannel>> channels;
-  for (const std::shared_ptr<Source>& peer : Sources()) {
+  for (const std::shared_ptr<Sender>& peer : Senders()) {
     if (peer->task() == task) AddOnce(peer->ReadyChannel(), &channels);
   }
   std::vector<std::shared_ptr<OfferedPlaces>> places;
@@ -98,11 +97,11 @@ std::vector<std::shared_ptr<OfferedPlaces>> PeerTable::PlacesFrom(absl::string_v
 
 std::vector<std::shared_ptr<PeerChannel>> PeerTable::Channels() {
   std::vector<std::shared_ptr<PeerChannel>> channels;
-  for (const std::shared_ptr<Source>& peer : Sources()) {
+  for (const std::shared_ptr<Sender>& peer : Senders()) {
     AddOnce(peer->ReadyChannel(), &channels);
   }
-  for (const std::shared_ptr<Destination>& destination : Destinations()) {
-    for (const std::shared_ptr<PeerChannel>& channel : destination->ReadyChannels()) {
+  for (const std::shared_ptr<Receiver>& receiver : Receivers()) {
+    for (const std::shared_ptr<PeerChannel>& channel : receiver->ReadyChannels()) {
       AddOnce(channel, &channels);
     }
   }
@@ -123,20 +122,20 @@ void PeerTable::Sweep() {
     if (is_new) known->second = !session.empty() && sessions_.Find(session) == nullptr;
     return known->second;
   };
-  for (const std::shared_ptr<Source>& peer : Sources()) {
+  for (const std::shared_ptr<Sender>& peer : Senders()) {
     if (!is_over(peer->session())) continue;
     peer->Leave();
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    sources_.erase(peer);
+    senders_.erase(peer);
   }
-  for (const std::shared_ptr<Destination>& destination : Destinations()) {
-    for (const std::string& session : destination->SessionNames()) {
-      if (is_over(session)) destination->ForgetSession(session);
+  for (const std::shared_ptr<Receiver>& receiver : Receivers()) {
+    for (const std::string& session : receiver->SessionNames()) {
+      if (is_over(session)) receiver->ForgetSession(session);
     }
   }
   std::unique_lock<std::shared_mutex> lock(mutex_);
   // Nobody else has it, and nobody can get it meanwhile.
-  absl::erase_if(destinations_, [](const auto& entry) {
+  absl::erase_if(receivers_, [](const auto& entry) {
     return entry.second.use_count() == 1 && entry.second->ForgetIdle();
   });
   lock.unlock();

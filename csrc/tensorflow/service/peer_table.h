@@ -23,8 +23,8 @@
 #include "channel/sessions.h"
 #include "channel/step_failures.h"
 #include "receive/mailbox.h"
-#include "receive/source.h"
-#include "send/destination.h"
+#include "receive/sender.h"
+#include "send/receiver.h"
 
 namespace rdmatensor {
 
@@ -36,19 +36,19 @@ class PeerTable final : public Peers {
 
   Sessions& sessions() { return sessions_; }
 
-  std::shared_ptr<ChannelSource> SenderOf(const PeerNames& names) override {
-    return SourceOf(names);
+  std::shared_ptr<ChannelSender> FindSender(const PeerNames& names) override {
+    return SenderOf(names);
   }
   // Sessions may be over by now.
-  std::shared_ptr<ChannelDestination> ReceiverOf(absl::string_view task) override {
+  std::shared_ptr<ChannelReceiver> FindReceiver(absl::string_view task) override {
     CountNew();
-    return DestinationOf(task);
+    return ReceiverOf(task);
   }
   // The receiver's view of these names, made on first use.
-  std::shared_ptr<Source> SourceOf(const PeerNames& names);
+  std::shared_ptr<Sender> SenderOf(const PeerNames& names);
   // The sender's view of tasks of this name, made on first use.
-  std::shared_ptr<Destination> DestinationOf(absl::string_view task);
-  std::vector<std::shared_ptr<Destination>> Destinations();
+  std::shared_ptr<Receiver> ReceiverOf(absl::string_view task);
+  std::vector<std::shared_ptr<Receiver>> Receivers();
   // Tells the receivers in `session` that the step failed here, also those that announce themselves later.
   void TellOfFailure(const std::string& session, int64_t step_id, const absl::Status& status);
   // Drops the tensors of a step that is cleaned up here.
@@ -75,10 +75,10 @@ class PeerTable final : public Peers {
     }
   };
   static PeerNames NamesOf(const PeerNames& names) { return names; }
-  static PeerNames NamesOf(const std::shared_ptr<Source>& peer) {
+  static PeerNames NamesOf(const std::shared_ptr<Sender>& peer) {
     return {peer->session(), peer->receiver(), peer->task()};
   }
-  std::vector<std::shared_ptr<Source>> Sources();
+  std::vector<std::shared_ptr<Sender>> Senders();
   void CountNew();
   void Sweep();
 
@@ -88,8 +88,8 @@ class PeerTable final : public Peers {
   Sessions sessions_;
   FailedHere failed_here_;
   std::shared_mutex mutex_;
-  absl::flat_hash_set<std::shared_ptr<Source>, Hash, Equal> sources_;
-  absl::flat_hash_map<std::string, std::shared_ptr<Destination>> destinations_;
+  absl::flat_hash_set<std::shared_ptr<Sender>, Hash, Equal> senders_;
+  absl::flat_hash_map<std::string, std::shared_ptr<Receiver>> receivers_;
   std::atomic<int> new_{0};  // since the last sweep
 };
 

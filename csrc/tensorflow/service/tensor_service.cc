@@ -122,7 +122,7 @@ void TensorService::OnDown(void* context, rdt_channel* handle, rdt_status /*why*
   channel->OnDown(why);
   if (!channel->opened_here() || channel->role() != PeerChannel::Role::kSender) return;
   TensorService* const service = static_cast<TensorService*>(context);
-  for (const auto& destination : service->peers_.Destinations()) destination->OnOpenedLost();
+  for (const auto& receiver : service->peers_.Receivers()) receiver->OnOpenedLost();
   std::lock_guard<std::mutex> lock(service->lost_mutex_);
   if (service->receiver_lost_) service->receiver_lost_();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "send/destination.h"
+#include "send/receiver.h"
 
 #include <algorithm>
 #include <deque>
@@ -31,7 +31,7 @@ absl::Status LostStatus(absl::string_view task) {
 
 }  // namespace
 
-Destination::Channels Destination::ReadyChannels() {
+Receiver::Channels Receiver::ReadyChannels() {
   Channels channels;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& entry : states_) {
@@ -44,8 +44,8 @@ Destination::Channels Destination::ReadyChannels() {
   return channels;
 }
 
-bool Destination::MayPush(tensorflow::WorkerSession* session, const std::string& name,
-                          int64_t step_id, const Channel* channel) {
+bool Receiver::MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+                       const Channel* channel) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto state = states_.find(name);
   if (state == states_.end() || state->second.channel.get() != channel ||
@@ -62,26 +62,26 @@ bool Destination::MayPush(tensorflow::WorkerSession* session, const std::string&
   return true;
 }
 
-Destination::Destination(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
-                         std::string task)
-    : ChannelDestination(std::move(task)),
+Receiver::Receiver(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
+                   std::string task)
+    : ChannelReceiver(std::move(task)),
       host_(host),
       sessions_(sessions),
       failed_here_(failed_here),
       ttl_(host->settings.step_ttl_s) {}
 
-void Destination::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
-                       int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
-                       const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
-                       bool is_dead) {
+void Receiver::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
+                    const tensorflow::Rendezvous::ParsedKey& key,
+                    const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
+                    bool is_dead) {
   PushNow(channel, rpc, step_id, key, args, tensor, is_dead);
   SenderEnd::Of(*channel)->EndPush();
 }
 
-void Destination::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
-                          int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
-                          const tensorflow::Rendezvous::Args& args,
-                          const tensorflow::Tensor& tensor, bool is_dead) {
+void Receiver::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
+                       int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
+                       const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
+                       bool is_dead) {
   if (is_dead) {
     PushDead(channel.get(), step_id, key.FullKey());
     return;
@@ -101,8 +101,8 @@ void Destination::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallba
   }
 }
 
-void Destination::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
-                        absl::string_view key, const char* reason) {
+void Receiver::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id, absl::string_view key,
+                     const char* reason) {
   CountRpcReason(reason);
   {
     // Decide must not take the request that follows for a new one.
@@ -114,7 +114,7 @@ void Destination::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id,
   if (absl::IsInternal(sent)) SendAbort(rpc->session_name(), step_id, sent);
 }
 
-void Destination::OnRpcDone(PeerChannel* channel, int64_t step_id, absl::string_view key) {
+void Receiver::OnRpcDone(PeerChannel* channel, int64_t step_id, absl::string_view key) {
   std::vector<PendingSend> pending;
   const bool begins = SenderEnd::Of(*channel)->BeginPush();
   {
@@ -125,8 +125,8 @@ void Destination::OnRpcDone(PeerChannel* channel, int64_t step_id, absl::string_
   PushSoon(std::move(pending), channel->Shared());
 }
 
-void Destination::TakePendingLocked(int64_t step_id, SendStep* step, const std::string& key,
-                                    SendState* state, std::vector<PendingSend>* pending) {
+void Receiver::TakePendingLocked(int64_t step_id, SendStep* step, const std::string& key,
+                                 SendState* state, std::vector<PendingSend>* pending) {
   auto found = step->pending.find(key);
   if (found == step->pending.end()) return;
   state->Record(step_id, key, found->second.front().is_copy);
@@ -135,8 +135,8 @@ void Destination::TakePendingLocked(int64_t step_id, SendStep* step, const std::
   step->pending.erase(found);
 }
 
-void Destination::UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
-                               std::vector<PendingSend>* pending) {
+void Receiver::UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
+                            std::vector<PendingSend>* pending) {
   auto step = steps_.find(step_id);
   if (step == steps_.end()) return;
   auto state = states_.find(step->second.session);
@@ -146,7 +146,7 @@ void Destination::UnholdLocked(const Channel* channel, int64_t step_id, absl::st
   TakePendingLocked(step_id, &step->second, std::string(key), &state->second, pending);
 }
 
-void Destination::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<PeerChannel> channel) {
+void Receiver::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<PeerChannel> channel) {
   if (pending.empty()) return;
   tsl::Env::Default()->SchedClosure([self = shared_from_this(), channel = std::move(channel),
                                      pending = std::move(pending)]() mutable {
@@ -168,8 +168,8 @@ void Destination::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<Pee
   });
 }
 
-void Destination::PushPending(const std::vector<PendingSend>& pending,
-                              const std::shared_ptr<PeerChannel>& channel) {
+void Receiver::PushPending(const std::vector<PendingSend>& pending,
+                           const std::shared_ptr<PeerChannel>& channel) {
   for (const PendingSend& send : pending) {
     if (send.refer_reason != nullptr) {
       CountSent(Path::kRpc, send.bytes, TrafficOf(Direction::kSend, task(), kRpcTransport));
@@ -182,7 +182,7 @@ void Destination::PushPending(const std::vector<PendingSend>& pending,
   }
 }
 
-void Destination::DropStep(int64_t step_id) {
+void Receiver::DropStep(int64_t step_id) {
   SendStep dropped;  // freed after the lock
   for (const std::shared_ptr<PeerChannel>& channel : ReadyChannels()) {
     SenderEnd::Of(*channel)->offers().DropStep(step_id);
@@ -194,8 +194,7 @@ void Destination::DropStep(int64_t step_id) {
   steps_.erase(found);
 }
 
-void Destination::SendAbort(const std::string& session, int64_t step_id,
-                            const absl::Status& status) {
+void Receiver::SendAbort(const std::string& session, int64_t step_id, const absl::Status& status) {
   // Under the lock, so that the receiver is told before it can leave the channel.
   std::lock_guard<std::mutex> lock(mutex_);
   auto state = states_.find(session);
@@ -203,20 +202,20 @@ void Destination::SendAbort(const std::string& session, int64_t step_id,
   TellFailure(state->second.channel.get(), step_id, status);
 }
 
-std::vector<std::string> Destination::SessionNames() {
+std::vector<std::string> Receiver::SessionNames() {
   std::vector<std::string> sessions;
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& entry : states_) sessions.push_back(entry.first);
   return sessions;
 }
 
-void Destination::ForgetSession(const std::string& session) {
+void Receiver::ForgetSession(const std::string& session) {
   decltype(states_)::node_type forgotten;  // freed after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   forgotten = states_.extract(session);
 }
 
-bool Destination::ForgetIdle() {
+bool Receiver::ForgetIdle() {
   std::lock_guard<std::mutex> lock(mutex_);
   absl::erase_if(states_, [](const auto& entry) { return entry.second.IsIdle(); });
   absl::erase_if(steps_, [](const auto& entry) {
@@ -225,7 +224,7 @@ bool Destination::ForgetIdle() {
   return states_.empty() && steps_.empty() && lost_.empty() && lost_copies_.empty();
 }
 
-SendStep& Destination::StepLocked(int64_t step_id) {
+SendStep& Receiver::StepLocked(int64_t step_id) {
   const auto now = std::chrono::steady_clock::now();
   if (now - last_sweep_ > kSweepPeriod) {
     last_sweep_ = now;
@@ -240,15 +239,14 @@ SendStep& Destination::StepLocked(int64_t step_id) {
   return steps_[step_id];
 }
 
-void Destination::ForgetPull(int64_t step_id, const std::string& key, const Pull* pull) {
+void Receiver::ForgetPull(int64_t step_id, const std::string& key, const Pull* pull) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto step = steps_.find(step_id);
   if (step != steps_.end()) step->second.ForgetPull(key, pull);
 }
 
-absl::StatusOr<bool> Destination::OnPull(int64_t step_id, absl::string_view key,
-                                         PendingSend* pending,
-                                         tensorflow::Rendezvous::DoneCallback* done) {
+absl::StatusOr<bool> Receiver::OnPull(int64_t step_id, absl::string_view key, PendingSend* pending,
+                                      tensorflow::Rendezvous::DoneCallback* done) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (lost_.Contains(step_id) ||
       (!lost_copies_.empty() && lost_copies_.Contains(SendState::Copy(step_id, key)))) {
@@ -269,11 +267,10 @@ absl::StatusOr<bool> Destination::OnPull(int64_t step_id, absl::string_view key,
   return false;
 }
 
-bool Destination::AdmitLocked(const std::string& session,
-                              const std::shared_ptr<PeerChannel>& channel,
-                              std::vector<std::shared_ptr<PeerChannel>>* refused,
-                              std::shared_ptr<PeerChannel>* replaced,
-                              std::shared_ptr<PeerChannel>* left, SendStep::Pulls* failed) {
+bool Receiver::AdmitLocked(const std::string& session, const std::shared_ptr<PeerChannel>& channel,
+                           std::vector<std::shared_ptr<PeerChannel>>* refused,
+                           std::shared_ptr<PeerChannel>* replaced,
+                           std::shared_ptr<PeerChannel>* left, SendStep::Pulls* failed) {
   SendState& state = states_[session];
   if (state.channel == channel) return true;
   const bool owns = state.owner == channel->peer_name();
@@ -312,9 +309,9 @@ bool Destination::AdmitLocked(const std::string& session,
   return false;
 }
 
-void Destination::SetOwner(const std::string& session,
-                           const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
-                           const std::string& device_name) {
+void Receiver::SetOwner(const std::string& session,
+                        const std::shared_ptr<tensorflow::WorkerCacheInterface>& workers,
+                        const std::string& device_name) {
   SendStep::Pulls failed;
   std::vector<PendingSend> pending;
   std::shared_ptr<PeerChannel> channel;
@@ -339,8 +336,8 @@ void Destination::SetOwner(const std::string& session,
   PushSoon(std::move(pending), std::move(channel));
 }
 
-void Destination::FindOwner(const std::string& session,
-                            std::shared_ptr<tensorflow::WorkerCacheInterface> workers) {
+void Receiver::FindOwner(const std::string& session,
+                         std::shared_ptr<tensorflow::WorkerCacheInterface> workers) {
   // Looking up a session takes locks of TensorFlow that the caller may hold, and asking blocks.
   tsl::Env::Default()->SchedClosure(
       [self = shared_from_this(), session, workers = std::move(workers)]() mutable {
@@ -356,8 +353,8 @@ void Destination::FindOwner(const std::string& session,
       });
 }
 
-void Destination::TakeAllPendingLocked(const std::string& session, SendState* state,
-                                       std::vector<PendingSend>* pending) {
+void Receiver::TakeAllPendingLocked(const std::string& session, SendState* state,
+                                    std::vector<PendingSend>* pending) {
   if (!SenderEnd::Of(*state->channel)->BeginPush()) return;
   for (auto& [step_id, step] : steps_) {
     if (step.session != session) continue;
@@ -370,8 +367,8 @@ void Destination::TakeAllPendingLocked(const std::string& session, SendState* st
   if (pending->empty()) SenderEnd::Of(*state->channel)->EndPush();
 }
 
-bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
-                         const RpcPending& asked) {
+bool Receiver::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
+                      const RpcPending& asked) {
   std::vector<PendingSend> pending;
   SendStep::Pulls failed;
   std::vector<std::shared_ptr<PeerChannel>> refused;
@@ -424,7 +421,7 @@ bool Destination::Attach(std::shared_ptr<PeerChannel> channel, const std::string
   return true;
 }
 
-bool Destination::AwaitChannel(const std::string& session, const Channel& opened, int timeout_ms) {
+bool Receiver::AwaitChannel(const std::string& session, const Channel& opened, int timeout_ms) {
   std::unique_lock<std::mutex> lock(mutex_);
   bool is_attached = false;
   attached_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
@@ -435,13 +432,13 @@ bool Destination::AwaitChannel(const std::string& session, const Channel& opened
   return is_attached;
 }
 
-void Destination::OnOpenedLost() {
+void Receiver::OnOpenedLost() {
   std::lock_guard<std::mutex> lock(mutex_);
   attached_.notify_all();
 }
 
-void Destination::LoseStepsLocked(const std::string& session, SendState* state,
-                                  SendStep::Pulls* failed) {
+void Receiver::LoseStepsLocked(const std::string& session, SendState* state,
+                               SendStep::Pulls* failed) {
   for (int64_t step_id : state->recent.keys()) {
     lost_.Add(step_id);
     state->lost_steps.Add(step_id);
@@ -460,7 +457,7 @@ void Destination::LoseStepsLocked(const std::string& session, SendState* state,
   ForgetSentLocked(session, state);
 }
 
-void Destination::ForgetSentLocked(const std::string& session, SendState* state) {
+void Receiver::ForgetSentLocked(const std::string& session, SendState* state) {
   for (auto& entry : steps_) {
     if (entry.second.session == session) entry.second.held.clear();
   }
@@ -469,7 +466,7 @@ void Destination::ForgetSentLocked(const std::string& session, SendState* state)
   state->last_step = -1;
 }
 
-void Destination::OnResumed(const std::shared_ptr<PeerChannel>& channel) {
+void Receiver::OnResumed(const std::shared_ptr<PeerChannel>& channel) {
   std::vector<std::vector<PendingSend>> all;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -480,7 +477,7 @@ void Destination::OnResumed(const std::shared_ptr<PeerChannel>& channel) {
   for (std::vector<PendingSend>& pending : all) PushSoon(std::move(pending), channel);
 }
 
-void Destination::Fail(SendStep::Pulls pulls, const absl::Status& status) {
+void Receiver::Fail(SendStep::Pulls pulls, const absl::Status& status) {
   if (pulls.empty()) return;
   // This thread may be any of TensorFlow's, and may hold its locks.
   tsl::Env::Default()->SchedClosure([pulls = std::move(pulls), status] {
@@ -491,7 +488,7 @@ void Destination::Fail(SendStep::Pulls pulls, const absl::Status& status) {
   });
 }
 
-void Destination::OnDown(Channel* channel) {
+void Receiver::OnDown(Channel* channel) {
   SendStep::Pulls failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The receiver's view of a sender's names, as far as their channel uses it.
-#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_SOURCE_H_
-#define RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_SOURCE_H_
+#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_SENDER_H_
+#define RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_SENDER_H_
 
 #include <cstdint>
 #include <memory>
@@ -18,11 +18,11 @@
 namespace rdmatensor {
 
 // Called on the progress thread unless stated otherwise.
-class ChannelSource {
+class ChannelSender {
  public:
-  explicit ChannelSource(const PeerNames& names)
+  explicit ChannelSender(const PeerNames& names)
       : session_(names.session), receiver_(names.receiver), task_(names.sender) {}
-  virtual ~ChannelSource() = default;
+  virtual ~ChannelSender() = default;
 
   const std::string& session() const { return session_; }
   // The session's name for this process.
@@ -54,4 +54,4 @@ class ChannelSource {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_SOURCE_H_
+#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_CHANNEL_SENDER_H_

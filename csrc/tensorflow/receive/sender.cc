@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "receive/source.h"
+#include "receive/sender.h"
 
 #include <algorithm>
 #include <chrono>
@@ -46,16 +46,16 @@ std::string WhyThisTransport(const PeerChannel& channel) {
 
 }  // namespace
 
-Source::Source(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+Sender::Sender(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
                const PeerNames& names)
-    : ChannelSource(names),
+    : ChannelSender(names),
       host_(host),
       mailboxes_(mailboxes),
       to_senders_(to_senders),
       waits_(WaitsOf(task(), receiver(), "")),
       backoff_(Backoff::Milliseconds(host->settings.failback_ms)) {}
 
-Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
+Sender::Decision Sender::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (IsBehindChannelLocked(incarnation)) {
     ImproveLocked();
@@ -69,20 +69,20 @@ Source::Decision Source::Decide(uint64_t incarnation, int64_t step_id, const Wai
   return asking_ ? Decision::kWait : Decision::kConnect;
 }
 
-bool Source::IsReady(uint64_t incarnation) {
+bool Sender::IsReady(uint64_t incarnation) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool ready = IsBehindChannelLocked(incarnation);
   if (ready) ImproveLocked();
   return ready;
 }
 
-void Source::ImproveLocked() {
+void Sender::ImproveLocked() {
   if (channel_->opened_here() && channel_->MayImprove()) {
     ChannelMove::Try(host_, to_senders_, channel_);
   }
 }
 
-void Source::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
+void Sender::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
   using Args = tensorflow::Rendezvous::Args;
   waiter.done = [self = shared_from_this(),
                  request = RpcRequests::Request(step_id, waiter.FullKey()),
@@ -96,11 +96,11 @@ void Source::ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter) {
 }
 
 // If the channel is lost, its announcements are void, so the error is ignored.
-void Source::TellRpcDone(Channel* channel, const RpcRequests::Request& request) {
+void Sender::TellRpcDone(Channel* channel, const RpcRequests::Request& request) {
   (void)TellOfKey(channel, MessageKind::kRpcDone, request.first, request.second);
 }
 
-void Source::OnRpcDone(const RpcRequests::Request& request) {
+void Sender::OnRpcDone(const RpcRequests::Request& request) {
   std::shared_ptr<PeerChannel> channel;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -109,40 +109,40 @@ void Source::OnRpcDone(const RpcRequests::Request& request) {
   if (channel != nullptr) TellRpcDone(channel.get(), request);
 }
 
-std::shared_ptr<PeerChannel> Source::ReadyChannel() {
+std::shared_ptr<PeerChannel> Sender::ReadyChannel() {
   std::lock_guard<std::mutex> lock(mutex_);
   return channel_;
 }
 
-absl::Status Source::StatusOf(int64_t step_id, const KeyId& key) const {
+absl::Status Sender::StatusOf(int64_t step_id, const KeyId& key) const {
   absl::Status status = failures_.OfStep(step_id);
   return status.ok() && failures_.LacksTensor(step_id, key) ? LostStatus(task()) : status;
 }
 
-bool Source::IsBehindChannelLocked(uint64_t incarnation) const {
+bool Sender::IsBehindChannelLocked(uint64_t incarnation) const {
   return channel_ != nullptr &&
          std::find(incarnations_.begin(), incarnations_.end(), incarnation) != incarnations_.end();
 }
 
-void Source::Settle(const std::shared_ptr<Mailbox>& mailbox) {
+void Sender::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   const int64_t step_id = mailbox->step_id();
   if (absl::Status failed = failures_.OfStep(step_id); !failed.ok()) {
     for (Waiter& waiter :
-         mailbox->Extract([this](const Waiter& w) { return w.source.get() == this; })) {
+         mailbox->Extract([this](const Waiter& w) { return w.sender.get() == this; })) {
       waiter.Fail(failed);
     }
     return;
   }
   if (failures_.Any()) {
     for (Waiter& waiter : mailbox->Extract([&](const Waiter& w) {
-           return w.source.get() == this && failures_.LacksTensor(step_id, w.Id());
+           return w.sender.get() == this && failures_.LacksTensor(step_id, w.Id());
          })) {
       waiter.Fail(LostStatus(task()));
     }
   }
   std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
-    if (waiter.source.get() != this) return false;
+    if (waiter.sender.get() != this) return false;
     const Decision decision = Decide(waiter.source_incarnation, step_id, waiter);
     if (decision == Decision::kConnect) {
       reconnect.emplace_back(waiter.rpc->workers(), waiter.source_incarnation);
@@ -156,14 +156,14 @@ void Source::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   }
 }
 
-void Source::SettleAll() {
+void Sender::SettleAll() {
   for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) Settle(mailbox);
 }
 
-void Source::FailAll(const absl::Status& status) {
+void Sender::FailAll(const absl::Status& status) {
   const absl::Status told = FromSender(task(), status);
   const auto is_lost = [this](const Waiter& waiter) {
-    if (waiter.source.get() != this) return false;
+    if (waiter.sender.get() != this) return false;
     // The peer may have opened a channel itself meanwhile.
     std::lock_guard<std::mutex> lock(mutex_);
     return !IsBehindChannelLocked(waiter.source_incarnation);
@@ -173,13 +173,13 @@ void Source::FailAll(const absl::Status& status) {
   }
 }
 
-void Source::OnStepAbort(int64_t step_id, const absl::Status& status) {
+void Sender::OnStepAbort(int64_t step_id, const absl::Status& status) {
   failures_.AddStep(step_id, FromSender(task(), status));
   epoch_.fetch_add(1, std::memory_order_acq_rel);
   if (std::shared_ptr<Mailbox> mailbox = mailboxes_->Find(step_id)) Settle(mailbox);
 }
 
-void Source::OnLost(int64_t step_id, const KeyId& key) {
+void Sender::OnLost(int64_t step_id, const KeyId& key) {
   const std::shared_ptr<Mailbox> mailbox = mailboxes_->Find(step_id);
   if (mailbox != nullptr && mailbox->HasArrived(key)) return;
   failures_.AddTensor(step_id, key);
@@ -187,7 +187,7 @@ void Source::OnLost(int64_t step_id, const KeyId& key) {
   if (mailbox != nullptr) Settle(mailbox);
 }
 
-void Source::Leave() {
+void Sender::Leave() {
   std::shared_ptr<PeerChannel> left;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -196,7 +196,7 @@ void Source::Leave() {
   if (left != nullptr) ReceiverEnd::Of(*left)->Remove(this);
 }
 
-void Source::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
+void Sender::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> workers,
                               uint64_t incarnation) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -212,7 +212,7 @@ void Source::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> 
                  });
 }
 
-void Source::OnFound(const Whereabouts& found, uint64_t incarnation) {
+void Sender::OnFound(const Whereabouts& found, uint64_t incarnation) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (IsBehindChannelLocked(incarnation)) {
@@ -230,7 +230,7 @@ void Source::OnFound(const Whereabouts& found, uint64_t incarnation) {
   }
 }
 
-bool Source::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
+bool Sender::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation) {
   std::shared_ptr<PeerChannel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -259,7 +259,7 @@ bool Source::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation
   return false;
 }
 
-void Source::Connect(const AddressAnswer& answer, uint64_t incarnation) {
+void Sender::Connect(const AddressAnswer& answer, uint64_t incarnation) {
   if (KeepsPresentState(answer, incarnation)) {
     SettleAll();
     return;
@@ -273,7 +273,7 @@ void Source::Connect(const AddressAnswer& answer, uint64_t incarnation) {
   }
 }
 
-void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
+void Sender::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer) {
   std::vector<RpcRequests::Request> asked;
   bool returned = false, too_many = false;
   for (;;) {
@@ -283,7 +283,7 @@ void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
       continue;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    // Whoever replaces a channel finds this source at it, or is found here.
+    // Whoever replaces a channel finds this sender at it, or is found here.
     if (std::shared_ptr<PeerChannel> next = ReceiverEnd::Of(*channel)->successor()) {
       channel = std::move(next);
       continue;
@@ -312,25 +312,25 @@ void Source::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
   Announce(channel, asked);
 }
 
-std::vector<RpcRequests::Request> Source::TakeChannelLocked(std::shared_ptr<PeerChannel> channel) {
+std::vector<RpcRequests::Request> Sender::TakeChannelLocked(std::shared_ptr<PeerChannel> channel) {
   channel_ = std::move(channel);
   epoch_.fetch_add(1, std::memory_order_acq_rel);
   return requests_.Announce();
 }
 
-void Source::Announce(const std::shared_ptr<PeerChannel>& channel,
+void Sender::Announce(const std::shared_ptr<PeerChannel>& channel,
                       const std::vector<RpcRequests::Request>& asked) {
   // Offers are sent before the peer pushes anything.
   InPlans::Get()->OfferAll(*host_, task(), ReceiverEnd::Of(*channel)->SharedPlaces());
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
-  // The channel may have gone down before it had this source.
+  // The channel may have gone down before it had this sender.
   if (!sent.ok() || !channel->IsUp())
     OnDown(channel.get(), sent.ok() ? "the connection ended as it began" : sent.message());
   SettleAll();
 }
 
-bool Source::OnMoved(const std::shared_ptr<PeerChannel>& from,
+bool Sender::OnMoved(const std::shared_ptr<PeerChannel>& from,
                      const std::shared_ptr<PeerChannel>& to) {
   (void)ReceiverEnd::Of(*to)->Add(shared_from_this());
   std::vector<RpcRequests::Request> asked;
@@ -353,7 +353,7 @@ bool Source::OnMoved(const std::shared_ptr<PeerChannel>& from,
   return true;
 }
 
-absl::Status Source::SendReady(PeerChannel* channel,
+absl::Status Sender::SendReady(PeerChannel* channel,
                                const std::vector<RpcRequests::Request>& asked) {
   {
     std::lock_guard<std::mutex> lock(ReceiverEnd::Of(*channel)->announcing);
@@ -375,7 +375,7 @@ absl::Status Source::SendReady(PeerChannel* channel,
   return absl::OkStatus();
 }
 
-bool Source::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer) const {
+bool Sender::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer) const {
   if (channel_ == nullptr || !channel_->IsUp()) return false;
   // A peer opens another channel only after it has lost the former, which this process may not know yet.
   if (channel_.get() != &opened && !channel_->opened_here())
@@ -384,7 +384,7 @@ bool Source::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer)
                      [this](uint64_t each) { return IsBehindChannelLocked(each); });
 }
 
-void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
+void Sender::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
   if (host_->settings.by_rpc) return;
   std::lock_guard<std::mutex> one_at_a_time(opening_);
   std::shared_ptr<PeerChannel> outlived;
@@ -403,7 +403,7 @@ void Source::OnOpened(const std::shared_ptr<PeerChannel>& channel, const Address
   }
 }
 
-void Source::BecomeUnavailable(const absl::Status& status) {
+void Sender::BecomeUnavailable(const absl::Status& status) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
@@ -416,12 +416,12 @@ void Source::BecomeUnavailable(const absl::Status& status) {
   FailAll(status);
 }
 
-void Source::DelayRetryLocked() {
+void Sender::DelayRetryLocked() {
   backoff_.Failed();
   if (backoff_.enabled()) RecordRetry(task(), backoff_.next());
 }
 
-std::string Source::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
+std::string Sender::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
   if (!backoff_.enabled()) {
     rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
     return "";
@@ -431,7 +431,7 @@ std::string Source::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) 
   return absl::StrCat("; tried again in ", backoff_.delay().count(), " ms");
 }
 
-void Source::BecomeUnreachable(Heals heals, const std::string& why,
+void Sender::BecomeUnreachable(Heals heals, const std::string& why,
                                std::vector<uint64_t> incarnations) {
   if (host_->settings.policy == Policy::kRdma) {
     const std::string text =
@@ -460,7 +460,7 @@ void Source::BecomeUnreachable(Heals heals, const std::string& why,
   SettleAll();
 }
 
-void Source::GiveUp(Channel* channel, const std::string& why) {
+void Sender::GiveUp(Channel* channel, const std::string& why) {
   const bool by_rpc = host_->settings.policy != Policy::kRdma;
   std::string text = why;
   {
@@ -471,13 +471,13 @@ void Source::GiveUp(Channel* channel, const std::string& why) {
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", text, true);
 }
 
-std::shared_ptr<PeerChannel> Source::DropChannelLocked() {
+std::shared_ptr<PeerChannel> Sender::DropChannelLocked() {
   requests_.ForgetAnnounced();
   incarnations_.clear();
   return std::exchange(channel_, nullptr);
 }
 
-void Source::OnDown(Channel* channel, absl::string_view why) {
+void Sender::OnDown(Channel* channel, absl::string_view why) {
   const absl::Status status =
       absl::UnavailableError(absl::StrCat("rdmatensor: ", task(), ": ", why));
   std::shared_ptr<PeerChannel> lost;
@@ -502,7 +502,7 @@ void Source::OnDown(Channel* channel, absl::string_view why) {
   FailAll(status);
 }
 
-void Source::OnContested(Channel* channel) {
+void Sender::OnContested(Channel* channel) {
   const bool by_rpc = host_->settings.policy != Policy::kRdma;
   const Backoff::Milliseconds timeout(host_->settings.connect_timeout_ms);
   std::string why = absl::StrCat("another process is ", receiver(), " there");
@@ -536,7 +536,7 @@ void Source::OnContested(Channel* channel) {
 }
 
 // The peer asks meanwhile which process has the name, and rejects only the other one from then on.
-void Source::AnnounceAgain() {
+void Sender::AnnounceAgain() {
   std::this_thread::sleep_for(kContestPause);
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sender's view of a receiver's name, as far as its channel uses it.
-#ifndef RDMATENSOR_TENSORFLOW_SEND_CHANNEL_DESTINATION_H_
-#define RDMATENSOR_TENSORFLOW_SEND_CHANNEL_DESTINATION_H_
+#ifndef RDMATENSOR_TENSORFLOW_SEND_CHANNEL_RECEIVER_H_
+#define RDMATENSOR_TENSORFLOW_SEND_CHANNEL_RECEIVER_H_
 
 #include <cstdint>
 #include <memory>
@@ -17,10 +17,10 @@
 namespace rdmatensor {
 
 // All functions are called on the progress thread.
-class ChannelDestination : public PushGate {
+class ChannelReceiver : public PushGate {
  public:
-  explicit ChannelDestination(std::string task) : task_(std::move(task)) {}
-  virtual ~ChannelDestination() = default;
+  explicit ChannelReceiver(std::string task) : task_(std::move(task)) {}
+  virtual ~ChannelReceiver() = default;
 
   const std::string& task() const { return task_; }
 
@@ -46,4 +46,4 @@ class ChannelDestination : public PushGate {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_SEND_CHANNEL_DESTINATION_H_
+#endif  // RDMATENSOR_TENSORFLOW_SEND_CHANNEL_RECEIVER_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The events of receiving over a channel, for the room that knows whose tensors these are.
-#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_SOURCE_EVENTS_H_
-#define RDMATENSOR_TENSORFLOW_RECEIVE_SOURCE_EVENTS_H_
+#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_RECEIVE_EVENTS_H_
+#define RDMATENSOR_TENSORFLOW_RECEIVE_RECEIVE_EVENTS_H_
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@
 namespace rdmatensor {
 
 // Events of receiving over a channel, for the room that knows whose tensors these are. Called from any thread.
-class SourceEvents {
+class ReceiveEvents {
  public:
   // A tensor of this key came outside the plan.
   virtual void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) = 0;
@@ -26,9 +26,9 @@ class SourceEvents {
   virtual void OnUnreachable(const std::string& why) = 0;
 
  protected:
-  ~SourceEvents() = default;
+  ~ReceiveEvents() = default;
 };
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_SOURCE_EVENTS_H_
+#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_RECEIVE_EVENTS_H_

@@ -3,8 +3,8 @@
 // The sender's view of one name under which tensors are received. For each session it has the channel of the
 // process with that name, if that process opened one, and the tensors for which it is not known yet how they
 // will be received.
-#ifndef RDMATENSOR_TENSORFLOW_SEND_DESTINATION_H_
-#define RDMATENSOR_TENSORFLOW_SEND_DESTINATION_H_
+#ifndef RDMATENSOR_TENSORFLOW_SEND_RECEIVER_H_
+#define RDMATENSOR_TENSORFLOW_SEND_RECEIVER_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -27,7 +27,7 @@
 #include "channel/rpc_fallback.h"
 #include "channel/sessions.h"
 #include "channel/step_failures.h"
-#include "send/channel_destination.h"
+#include "send/channel_receiver.h"
 #include "send/send_state.h"
 #include "send/send_step.h"
 #include "send/sender_end.h"
@@ -36,11 +36,10 @@
 namespace rdmatensor {
 
 // Thread-safe. Made by std::make_shared.
-class Destination final : public ChannelDestination,
-                          public std::enable_shared_from_this<Destination> {
+class Receiver final : public ChannelReceiver, public std::enable_shared_from_this<Receiver> {
  public:
-  Destination(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
-              std::string task);
+  Receiver(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
+           std::string task);
 
   // The channels down which tensors are pushed, each once.
   using Channels = absl::InlinedVector<std::shared_ptr<PeerChannel>, 2>;
@@ -186,4 +185,4 @@ class Destination final : public ChannelDestination,
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_SEND_DESTINATION_H_
+#endif  // RDMATENSOR_TENSORFLOW_SEND_RECEIVER_H_

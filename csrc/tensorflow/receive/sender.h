@@ -3,8 +3,8 @@
 // The receiver's view of one task that sends to it, as one session names it: no channel, connecting, or
 // ready. It also knows which incarnations of the task are left to TensorFlow's RPC, for good or until they can
 // be reached again.
-#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_SOURCE_H_
-#define RDMATENSOR_TENSORFLOW_RECEIVE_SOURCE_H_
+#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_SENDER_H_
+#define RDMATENSOR_TENSORFLOW_RECEIVE_SENDER_H_
 
 #include <atomic>
 #include <cstdint>
@@ -26,7 +26,7 @@
 #include "channel/peers.h"
 #include "channel/rpc_fallback.h"
 #include "channel/step_failures.h"
-#include "receive/channel_source.h"
+#include "receive/channel_sender.h"
 #include "receive/mailbox.h"
 #include "receive/rpc_requests.h"
 #include "receive/whereabouts.h"
@@ -39,9 +39,9 @@ namespace rdmatensor {
 // Every change of state raises `epoch`. A receive reads the epoch before it puts its waiter into the
 // mailbox and compares it after: either the change saw the waiter, or the receive sees the change and
 // calls Settle. Thus no waiter is left behind.
-class Source final : public ChannelSource, public std::enable_shared_from_this<Source> {
+class Sender final : public ChannelSender, public std::enable_shared_from_this<Sender> {
  public:
-  Source(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+  Sender(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
          const PeerNames& names);
 
   // Counts the waits for tensors from the task that no plan names.
@@ -148,4 +148,4 @@ class Source final : public ChannelSource, public std::enable_shared_from_this<S
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_SOURCE_H_
+#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_SENDER_H_
