@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ def splits() -> Iterator[tuple[str, str, tuple[Array, Array], tuple[Array, Array
     """Data set, program, and its parts for training and for the test."""
     sys.path.insert(0, str(EXAMPLES))
     from asynchronous_member import Network
-    from demo import train
     from rdmatensor.simulate.problem import Problem
 
+    train: Any = import_module("demo.train")
     yield "digits", "`make demo`", *train.digits()
     for name, kind in (
         ("digits", converge_data.Digits),

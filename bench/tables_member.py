@@ -13,7 +13,7 @@ import tensorflow as tf
 import rdmatensor.train as rt
 from line import leave, serve
 from rdmatensor.train.backend.tensorflow import operations
-from rdmatensor.train.backend.tensorflow.gradients import AllReduce, mean
+from rdmatensor.train.backend.tensorflow.gradients import mean
 from rdmatensor.train.embeddings.benchmark import decide
 from rdmatensor.train.embeddings.choice import Size
 from rdmatensor.train.embeddings.measure import Trial
@@ -39,7 +39,7 @@ class Plain:
         gradient = tape.gradient(loss, self._table)
         if self._dense:
             gradient = tf.convert_to_tensor(gradient)
-        (gradient,) = mean(self._run, [gradient], AllReduce(), "a step")
+        (gradient,) = mean(self._run, [gradient], name="a step")
         if self._dense:
             self._table.assign_sub(1e-3 * gradient)
         else:

@@ -15,7 +15,7 @@ from importlib import import_module
 # when it is first used, so that rdmatensor.softroce works without the compiled library.
 _NAMES = {
     "_api.batch": ["Batch"],
-    "_api.buffers": ["Array", "Buffer", "Shape", "empty"],
+    "_api.buffers": ["Array", "Buffer", "MemoryKind", "Shape", "empty"],
     "_api.checksum": ["crc32c"],
     "_api.collective": ["Algorithm", "Kind", "Op", "Tree"],
     "_api.library": ["__version__"],

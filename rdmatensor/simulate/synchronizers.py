@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ class Compressed:
         self.errors = np.zeros_like(cluster.models)
         self._rights: dict[int, Array] = {}
 
-    def __call__(self, ranks: Array, vectors: list[Array]) -> tuple[Array, float]:
+    def __call__(self, ranks: Array, vectors: Sequence[Array] | Array) -> tuple[Array, float]:
         if self._how is None:
             return np.mean(vectors, axis=0), self._cluster.all_reduce()
         wanted = rules.with_error(np.array(vectors), self.errors[ranks])

@@ -24,7 +24,12 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
 }
 LEAST_REGISTERED = 10000
 ALGORITHMS = ("auto", "flat", "halving", "ring", "direct", "hierarchical", "trees")
-TREE_KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+TREE_KINDS: tuple[rdmatensor.Kind, ...] = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+)
 DTYPES = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES += ["float16", "float32", "float64", "bfloat16"]
 

@@ -110,7 +110,7 @@ def _apart(dying: Callable[[Any], Any]) -> None:
         dying(tf.zeros([]))
         return average(*arguments)
 
-    local_sgd.mean = average_or_die
+    local_sgd.mean = average_or_die  # type: ignore
 
 
 _PHASES = {

@@ -17,7 +17,7 @@ from rdmatensor.train.backend.tensorflow import operations
 
 __all__ = ["kept_twice", "together", "warmed", "with_averages"]
 _L, _O = keras.layers, keras.optimizers
-APART = {
+APART: dict[str, Any] = {
     "AllReduce": rt.sync.AllReduce,
     "Sharded": rt.sync.Sharded,
     "LocalSGD": lambda: rt.sync.LocalSGD(3),

@@ -356,7 +356,7 @@ def test_groups_and_stores_are_awaited(transport: str) -> None:
                 rdmatensor.Group.ajoin(second, 1, 2, first.address),
             )
             sums = await asyncio.gather(*(each.start("all_reduce", np.ones(4)) for each in groups))
-            assert [each.tolist() for each in sums] == [[2.0] * 4] * 2
+            assert [np.asarray(each).tolist() for each in sums] == [[2.0] * 4] * 2
             stores = [
                 rdmatensor.Store(each, rank, 2, 8, 8) for rank, each in enumerate((first, second))
             ]

@@ -238,6 +238,7 @@ def test_memory_of_another_kind_is_refused(
     host = rdmatensor.MemoryKind.HOST
     assert remote.memory_kinds == host
     assert {each.memory_kinds for each in device.transports.values()} == {host}
-    for array, kind in ((OnCuda(), "CUDA"), (OnAnother(), "OTHER")):
+    arrays: list[tuple[Any, str]] = [(OnCuda(), "CUDA"), (OnAnother(), "OTHER")]
+    for array, kind in arrays:
         with pytest.raises(rdmatensor.Unsupported, match=f"takes memory of kind {kind}"):
             device.register(array)

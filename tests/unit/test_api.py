@@ -13,13 +13,14 @@ from typing import Any
 import rdmatensor
 from rdmatensor import config, errors
 
+NAMES: list[str] = vars(rdmatensor)["__all__"]
 # Types of Python and numpy.
 OTHERS = {"Callable", "Generator", "Iterator", "Sequence", "np", "npt"}
 
 
 def public() -> Iterator[tuple[str, Any]]:
     """Yield the public functions, and those of the public classes."""
-    for name in vars(rdmatensor)["__all__"]:
+    for name in NAMES:
         value = getattr(rdmatensor, name)
         if inspect.isfunction(value):
             yield name, value
@@ -35,7 +36,7 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def test_signatures_have_types_that_are_exported() -> None:
-    known = {*vars(builtins), *rdmatensor.__all__, *OTHERS, *vars(config)} - {"Any"}
+    known = {*vars(builtins), *NAMES, *OTHERS, *vars(config)} - {"Any"}
     for name, function in public():
         signature = inspect.signature(function)
         types = [
@@ -52,7 +53,7 @@ def test_signatures_have_types_that_are_exported() -> None:
 def test_the_stub_has_the_same_names() -> None:
     stub = ast.parse(Path(rdmatensor.__file__).with_suffix(".pyi").read_text())
     names = [each for node in stub.body if isinstance(node, ast.ImportFrom) for each in node.names]
-    assert sorted(each.name for each in names) == rdmatensor.__all__
+    assert sorted(each.name for each in names) == NAMES
     assert all(each.name == each.asname for each in names), "type checkers take others as private"
 
 
