@@ -98,7 +98,7 @@ def test_plan_without_tensorflow_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "use", "text"),
     [
-        ("tensorflow", "train.init()", "rdmatensor.train.init needs tensorflow: pip install"),
+        ("tensorflow", "train.init()", "rdmatensor.train needs tensorflow: pip install"),
         ("keras", "train.callbacks()", "rdmatensor.train.callbacks needs keras: pip install"),
         ("scipy", "topology.plan", "rdmatensor.topology.plan needs scipy: pip install"),
     ],

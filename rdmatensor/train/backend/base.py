@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 
+from ..._api.extras import needed_by
+
 if TYPE_CHECKING:
     from ...device import Device
     from ...group import Group
@@ -78,5 +80,6 @@ class Backend(ABC):
 @cache
 def backend() -> Backend:
     """Return the framework that trains."""
-    found: Backend = import_module(f"{__package__}.tensorflow.backend").TensorFlow()
+    with needed_by("rdmatensor.train"):
+        found: Backend = import_module(f"{__package__}.tensorflow.backend").TensorFlow()
     return found
