@@ -232,7 +232,7 @@ lint: $(VENV)/.packages $(VENV)/.site
 	  --ignore-missing-imports bench examples tests
 	@$(BIN)/python .ci/rooms.py
 	@$(BIN)/python .ci/api.py
-	@$(BIN)/python bench/page.py --check
+	@PYTHONPATH=$(CURDIR) $(BIN)/python bench/page.py --check
 	@$(BIN)/clang-format --dry-run -Werror $(c_files)
 	@$(MAKE) -s site
 
