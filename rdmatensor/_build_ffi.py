@@ -50,13 +50,13 @@ EXTERN_C = re.compile(r'#ifdef __cplusplus\n(?:extern "C" \{|\})\n#endif\n')
 
 
 def public_header() -> str:
-    """The text of rdmatensor.h: of the parts that it includes, in their order."""
+    """Return the text of rdmatensor.h: of the parts that it includes, in their order."""
     parts = PART.findall((INCLUDE / "rdmatensor.h").read_text(encoding="utf-8"))
     return "".join((INCLUDE / part).read_text(encoding="utf-8") for part in parts)
 
 
 def declarations(header: str) -> str:
-    """The text of public_header() as cffi's parser wants it."""
+    """Return the text of public_header() as cffi's parser wants it."""
     constants = [f"#define {name} ..." for name in CONSTANTS.findall(header)]
     text = EXTERN_C.sub("", header)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
@@ -65,6 +65,7 @@ def declarations(header: str) -> str:
 
 
 def ffibuilder() -> FFI:
+    """Return the builder of `rdmatensor._ffi`, which setup.py names."""
     ffi = FFI()
     ffi.cdef(declarations(public_header()) + MORE_DECLARATIONS)
     ffi.set_source(

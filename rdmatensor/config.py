@@ -24,29 +24,29 @@ class Setting(NamedTuple):
 
 
 def get(name: str) -> str:
-    """Returns the value in force, as text. Raises UsageError for an unknown name."""
+    """Return the value in force, as text. Raises UsageError for an unknown name."""
     value = ffi.new("char[]", lib.RDT_CONFIG_TEXT_SIZE)
     check(lib.rdt_config_get(c_text("name", name), value, lib.RDT_CONFIG_TEXT_SIZE))
     return _text(value)
 
 
 def get_int(name: str) -> int:
-    """Returns the value of a numeric setting. Raises UsageError if it is unknown or not a number."""
+    """Return the value of a numeric setting. Raises UsageError if it is unknown or not a number."""
     value = ffi.new("uint64_t *")
     check(lib.rdt_config_get_u64(c_text("name", name), value))
     return int(value[0])
 
 
 def set(name: str, value: str | int) -> None:  # noqa: A001 - config.set reads well
-    """Overrides default and environment for this process.
+    """Override default and environment for this process.
 
-    Raises UsageError for an unknown name and for a value that is not accepted.
+    Raises UsageError for an unknown name, and for a value that is not accepted.
     """
     check(lib.rdt_config_set(c_text("name", name), c_text("value", str(value))))
 
 
 def table() -> list[Setting]:
-    """Returns all settings with their values."""
+    """Return all settings with their values."""
     entry = ffi.new("rdt_config_entry *")
     settings = []
     for index in range(lib.rdt_config_count()):
@@ -73,7 +73,7 @@ the nearest name.
 
 
 def page() -> str:
-    """Returns docs/configuration.md: the table as Markdown."""
+    """Return docs/configuration.md: the table as Markdown."""
     return _PAGE + "".join(map(_row, table()))
 
 

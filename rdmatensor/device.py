@@ -81,20 +81,20 @@ def _transports(device: Any) -> Iterator[tuple[str, Transport]]:
 
 
 def _listed(transports: Any) -> Any:
-    """Returns the names for C; NULL if there are none."""
+    """Return the names for C; NULL if there are none."""
     if isinstance(transports, str) or not all(isinstance(each, str) for each in transports):
         raise UsageError(f'transports is {transports!r}: give a sequence of names, such as ["tcp"]')
     return c_text("transports", ",".join(transports)) if transports else ffi.NULL
 
 
 class Device:
-    """Opens a device: a port that peers connect to, a progress thread, regions and connections.
+    """A port that peers connect to, a progress thread, regions and connections.
 
-    `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to listen on; by
-    default it is the setting BIND_ADDRESS. Port 0 is the setting BIND_PORT, by default any free port.
-    `transports` maps the name of each transport to what it uses, or to the reason why this machine cannot use
-    it. Closing the device closes its regions and connections. Any thread may use it. A child of os.fork() may
-    not; it opens its own device.
+    `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to
+    listen on; by default it is the setting BIND_ADDRESS. Port 0 is the setting BIND_PORT, by
+    default any free port. `transports` maps the name of each transport to what it uses, or to the
+    reason why this machine cannot use it. Closing the device closes its regions and connections.
+    Any thread may use it. A child of os.fork() may not; it opens its own device.
     """
 
     def __init__(self, name: str | None = None, bind: str | None = None, port: int = 0) -> None:
@@ -133,24 +133,25 @@ class Device:
         access: Access = READ_WRITE,
         name: str | None = None,
     ) -> Region:
-        """Allocates `shape` elements of `dtype`, fills them with zeros and lets peers open them.
+        """Allocate `shape` elements of `dtype`, filled with zeros, and let peers open them.
 
-        Peers open the region by `name`, which is unique on the device and at most 63 bytes long. They open
-        a region without a name by its key. Raises DeviceError if there is no memory left.
+        Peers open the region by `name`, which is unique on the device and at most 63 bytes long.
+        They open a region without a name by its key. Raises DeviceError if no memory is left.
         """
         return self.register(buffers.empty(shape, dtype), access, name)
 
     def register(
         self, array: Buffer, access: Access = READ_WRITE, name: str | None = None
     ) -> Region:
-        """Lets peers use the memory of an existing array or buffer. The region keeps it alive.
+        """Let peers use the memory of an existing array or buffer. The region keeps it alive.
 
-        With `access` READ the memory may be read-only: bytes, a mapped file, an array that is not writable.
+        With `access` READ the memory may be read-only: bytes, a mapped file, an array that is not
+        writable.
 
-        A transport that shares pages (shm) needs an array from rdmatensor.empty. With `access` READ it takes
-        other memory too: then the kernel copies what peers read, if it lets them, and they cannot map it.
-        Raises Unsupported if no transport of the device can share the memory. RDMA pins the memory; raises
-        DeviceError if the limit of locked memory does not permit that.
+        A transport that shares pages (shm) needs an array from rdmatensor.empty. With `access` READ
+        it takes other memory too: then the kernel copies what peers read, if it lets them, and they
+        cannot map it. Raises Unsupported if no transport of the device can share the memory. RDMA
+        pins the memory; raises DeviceError if the limit of locked memory does not permit that.
         """
         bits, text = access_bits(access), c_text_or_null("name", name)
         kind = buffers.kind_of(array)
@@ -172,12 +173,12 @@ class Device:
         transports: Sequence[str] = (),
         expect: str | None = None,
     ) -> RemoteDevice:
-        """Connects to the device at "host:port". Blocks for at most `timeout` seconds.
+        """Connect to the device at "host:port". Blocks for at most `timeout` seconds.
 
-        Takes the first transport that works, of `transports` if any are named. `expect` is the name that the
-        device must have; with a secret, nobody without it can pretend that name, or divert the connection to
-        another device that has the secret. Raises ConnectionRefused, whose text gives the reason for each
-        transport, or DeadlineExceeded.
+        Takes the first transport that works, of `transports` if any are named. `expect` is the name
+        that the device must have; with a secret, nobody without it can pretend that name, or divert
+        the connection to another device that has the secret. Raises ConnectionRefused, whose text
+        gives the reason for each transport, or DeadlineExceeded.
         """
         out, limit = ffi.new("rdt_channel **"), milliseconds(timeout)
         where, name = c_text("address", address), c_text_or_null("expect", expect)
@@ -187,12 +188,13 @@ class Device:
             return self._adopt(ffi.gc(out[0], lib.rdt_channel_unref))
 
     aconnect = event_loop.awaitable(connect, RemoteDevice.close)
-    """Does what connect does, for asyncio."""
+    """Do what connect does, for asyncio."""
 
     def next_notification(self, timeout: float | None = None) -> Notification:
-        """Returns the oldest notification of any peer. Waits for one for at most `timeout` seconds.
+        """Return the oldest notification of any peer. Waits for one for at most `timeout` seconds.
 
-        Raises DeadlineExceeded if none came. No notification is lost: if nobody takes them, senders wait.
+        Raises DeadlineExceeded if none came. No notification is lost: if nobody takes them, senders
+        wait.
         """
         found = self._next(timeout)
         if found is None:
@@ -200,7 +202,7 @@ class Device:
         return found
 
     def notifications(self, timeout: float | None = None) -> Iterator[Notification]:
-        """Iterates over notifications. Ends when none came for `timeout` seconds."""
+        """Iterate over notifications until none has come for `timeout` seconds."""
         while True:
             try:
                 notification = self.next_notification(timeout)
@@ -209,15 +211,15 @@ class Device:
             yield notification
 
     async def anext_notification(self, timeout: float | None = None) -> Notification:
-        """Does what next_notification does, for asyncio. Cancelling it loses no notification.
+        """Do what next_notification does, for asyncio. Cancelling it loses no notification.
 
-        Any number of coroutines, of any number of loops, may wait. They occupy no thread, and those of a loop
-        get notifications in the order in which they began to wait.
+        Any number of coroutines, of any number of loops, may wait. They occupy no thread, and those
+        of a loop get notifications in the order in which they began to wait.
         """
         return await event_loop.notification(self, timeout)
 
     def stats(self) -> DeviceStats:
-        """Returns the counters of this device."""
+        """Return the counters of this device."""
         stats = ffi.new("rdt_stats *")
         with self._call() as device:
             check(lib.rdt_device_stats(device, stats))
@@ -235,14 +237,14 @@ class Device:
 
     @property
     def closed(self) -> bool:
+        """Whether the device is closed."""
         return self._handle is None
 
     def close(self) -> None:
-        """Closes connections and regions, then the device. A second call does nothing.
+        """Close connections and regions, then the device. A second call does nothing.
 
-        Pending transfers fail with Closed or Cancelled. `close` waits for the calls
-        that other threads make on this device; calls that wait for peers, groups or notifications end at
-        once.
+        Pending transfers fail with Closed or Cancelled. `close` waits for the calls that other
+        threads make on this device; calls that wait for peers, groups or notifications end at once.
         """
         with self._changed:
             if not self._closing:
@@ -283,7 +285,7 @@ class Device:
         return f"<Device {self.name} at {self.address}>"
 
     def _begin(self) -> Any:
-        """Returns the C handle. close() does not free it before _end()."""
+        """Return the C handle. close() does not free it before _end()."""
         with self._changed:
             if self._forked:
                 raise UsageError(
@@ -309,7 +311,7 @@ class Device:
             self._end()
 
     def _next(self, timeout: float | None) -> Notification | None:
-        """Returns None only if no notification is there and `timeout` is 0."""
+        """Return the next notification; None only if there is none and `timeout` is 0."""
         note = ffi.new("rdt_notification *")
         device = self._begin()
         try:
@@ -333,7 +335,7 @@ class Device:
             self._end()
 
     def _source(self, channel: Any) -> RemoteDevice:
-        """Returns the object for a channel that C lends us."""
+        """Return the object for a channel that C lends us."""
         known = self._remotes.get(int(ffi.cast("uintptr_t", channel)))
         if known is not None and not known.closed:
             return known
@@ -341,7 +343,7 @@ class Device:
         return self._adopt(ffi.gc(channel, lib.rdt_channel_unref))
 
     def _adopt(self, channel: Any) -> RemoteDevice:
-        """Returns the one object for a channel whose handle we own."""
+        """Return the one object for a channel whose handle we own."""
         key = int(ffi.cast("uintptr_t", channel))
         remote = RemoteDevice(self, channel)
         with self._changed:
@@ -357,7 +359,9 @@ class Device:
         return known
 
     def _drop(self, remote: RemoteDevice, channel: Any) -> None:
-        """Forgets a closed peer, because its handle may soon name another channel. Called by its close()."""
+        """Forget a closed peer, because its handle may soon name another channel. Called by its
+        close().
+        """
         with self._changed:
             key = int(ffi.cast("uintptr_t", channel))
             if self._remotes.get(key) is remote:
@@ -370,7 +374,9 @@ class Device:
             self._closing_remotes = [r for r in self._closing_remotes if r not in ended]
 
     def _close_region(self, region: Region) -> None:
-        """Closes a region, unless close() has begun, which closes all of them. Called by Region.close."""
+        """Close a region, unless close() has begun, which closes all of them. Called by
+        Region.close.
+        """
         array = None
         with self._changed:
             handle, region._handle = region._handle, None
@@ -381,7 +387,7 @@ class Device:
         del array  # its finalizers may wait for other threads
 
     def _registered(self, nbytes: int) -> Array:
-        """Returns bytes that have their own region, which is closed with the last view of them."""
+        """Return bytes that have their own region, which is closed with the last view of them."""
         memory, out = buffers.shareable(nbytes), ffi.new("rdt_region **")
         access = int(READ_WRITE)
         with self._call() as device:
@@ -399,14 +405,14 @@ class Device:
         return buffers.view(ffi.gc(memory, end), nbytes)
 
     def _close_owned(self, region: Any, key: int) -> None:
-        """Closes the region of an array, unless close() has begun: then C may still use the memory."""
+        """Close the region of an array, unless close() has begun: then C may still use the memory."""
         with self._changed:
             if self._handle is not None and key in self._owned:
                 lib.rdt_region_close(region)
                 del self._owned[key]
 
     def _forget(self) -> None:
-        """Gives everything up after fork: it belongs to the parent process."""
+        """Give up everything after fork: it belongs to the parent process."""
         self._changed = threading.Condition()
         self._closing = self._forked = True
         self._handle = None
@@ -425,7 +431,9 @@ _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Closes all devices at exit, so that peers see a closed connection at once, not a lost one later."""
+    """Close all devices at exit, so that peers see a closed connection at once, not a lost one
+    later.
+    """
     for device in list(_open_devices):
         device.close()
 

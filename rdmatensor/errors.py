@@ -19,6 +19,7 @@ class RdmaError(Exception):
 
     @property
     def code(self) -> int:
+        """The C library's number of the error."""
         return int(getattr(lib, f"RDT_ERR_{self.status}", lib.RDT_ERR_INVALID))
 
 

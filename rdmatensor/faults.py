@@ -11,7 +11,7 @@ from .errors import _text
 
 
 def counts() -> dict[str, int]:
-    """Returns how many faults of each kind have happened since the process began."""
+    """Return how many faults of each kind have happened since the process began."""
     name, count = ffi.new("const char **"), ffi.new("uint64_t *")
     found: dict[str, int] = {}
     while lib.rdt_fault_count(len(found), name, count) == lib.RDT_OK:

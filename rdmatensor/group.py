@@ -67,7 +67,7 @@ class GroupInfo(NamedTuple):
 
 
 class Operation(Transfer):
-    """An operation that Group.start began: a Transfer, whose result is the array that it writes.
+    """An operation that Group.start began: a Transfer whose result is the array that it writes.
 
     Do not touch the arrays until it is complete. The group keeps them alive. Any thread may use it.
     """
@@ -84,41 +84,46 @@ class Operation(Transfer):
         self._out = out
 
     def result(self, timeout: float | None = None) -> Array:
-        """Waits as wait() does, and returns the array that the operation has written."""
+        """Wait as wait() does, and return the array that the operation has written."""
         self.wait(timeout)
         return self._out
 
     def cancel(self) -> None:
-        """Ends the operation with Cancelled, here and at the other members, unless it is complete."""
+        """End the operation with Cancelled, here and at the other members, unless it is complete."""
         if not self.done():
             self._group._cancel(self._tag)
 
 
 class Group:
-    """Joins `size` devices to a group, in which `device` has the number `rank`. Blocks until all have joined.
+    """A group of `size` devices, in which `device` has the number `rank`. Blocks until all have
+    joined.
 
-    Members meet at rank 0: `root` is the address of its device; rank 0 itself may omit it. `expect` is the
-    name that its device must have, as for Device.connect(). `name` is at most 63 bytes long, the same for all
-    members, and unique among their groups. Raises DeadlineExceeded, which names the missing ranks, after
-    `timeout` seconds (None: the setting DEADLINE_MS), and ConnectionRefused if another device is at `root`,
-    or if two members claim one rank or differ in size or settings.
+    Members meet at rank 0: `root` is the address of its device; rank 0 itself may omit it. `expect`
+    is the name that its device must have, as for Device.connect(). `name` is at most 63 bytes long,
+    the same for all members, and unique among their groups. Raises DeadlineExceeded, which names
+    the missing ranks, after `timeout` seconds (None: the setting DEADLINE_MS), and
+    ConnectionRefused if another device is at `root`, or if two members claim one rank or differ in
+    size or settings.
 
-    Every member calls the same methods with the same dtypes, counts and arguments, in the same order. Calls
-    with a `tag` may come in any order and from several threads; a tag is a number from 0 to 2**63 - 1 that no
-    other unfinished operation has. `detail` is a text that must be equal at all members, such as
-    str(array.shape). If it differs, the operation fails, and the error quotes the first line that differs.
+    Every member calls the same methods with the same dtypes, counts and arguments, in the same
+    order. Calls with a `tag` may come in any order and from several threads; a tag is a number from
+    0 to 2**63 - 1 that no other unfinished operation has. `detail` is a text that must be equal at
+    all members, such as str(array.shape). If it differs, the operation fails, and the error quotes
+    the first line that differs.
 
-    Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs floats.
+    Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs
+    floats.
 
-    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in a
-    region of the device with READ and WRITE access, such as those from empty(), move without a copy. The
-    result goes into `out`: a new array (None), `array` itself, or an array that does not overlap it.
+    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in
+    a region of the device with READ and WRITE access, such as those from empty(), move without a
+    copy. The result goes into `out`: a new array (None), `array` itself, or an array that does not
+    overlap it.
 
-    A failed operation fails at every member where it is under way: with UsageError if members disagree,
-    DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member
-    is gone. If members disagree and it was complete at one, the next operation fails with UsageError. After
-    the error nobody touches its arrays; their contents are undefined. The group stays usable unless a member
-    is gone.
+    A failed operation fails at every member where it is under way: with UsageError if members
+    disagree, DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or
+    ConnectionLost if a member is gone. If members disagree and it was complete at one, the next
+    operation fails with UsageError. After the error nobody touches its arrays; their contents are
+    undefined. The group stays usable unless a member is gone.
 
     Any thread may use the group. It lives until close(), or until the device is closed.
     """
@@ -164,7 +169,7 @@ class Group:
         timeout: float | None = None,
         expect: str | None = None,
     ) -> Group:
-        """Joins a group, for asyncio. Its operations are awaited by means of start()."""
+        """Join a group, for asyncio. Await its operations by means of start()."""
         return await awaitable(cls, cls.close)(device, rank, size, root, name, timeout, expect)
 
     def all_reduce(
@@ -177,7 +182,9 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Combines all members' arrays by `op`, element by element, with the same bits at each member."""
+        """Combine all members' arrays by `op`, element by element, with the same bits at each
+        member.
+        """
         if out is not array:
             out = result_of("all_reduce", array, out, self.size)
         self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag, detail)
@@ -193,7 +200,9 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Returns part `rank` of what all_reduce gives, cut into `size` equal parts along the first axis."""
+        """Return part `rank` of what all_reduce gives, cut into `size` equal parts along the first
+        axis.
+        """
         out = result_of("reduce_scatter", array, out, self.size)
         self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag, detail)
         return out
@@ -207,7 +216,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Joins all members' arrays along the first axis, in the order of their ranks.
+        """Join all members' arrays along the first axis, in the order of their ranks.
 
         `array` may be this member's part of `out`.
         """
@@ -224,7 +233,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Copies rank `root`'s `array` into the `array` of all other members, and returns it."""
+        """Copy rank `root`'s `array` into the `array` of all other members, and return it."""
         self._run("broadcast", array, array, "sum", algorithm, root, timeout, tag, detail)
         return array
 
@@ -237,7 +246,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Joins part `rank` of every member's array, in the order of their ranks.
+        """Join part `rank` of every member's array, in the order of their ranks.
 
         Arrays are cut as in reduce_scatter. `out` must not be `array`.
         """
@@ -248,7 +257,7 @@ class Group:
     def barrier(
         self, timeout: float | None = None, tag: int | None = None, detail: str | None = None
     ) -> None:
-        """Returns when every member has called it."""
+        """Return when every member has called it."""
         self._run("barrier", _NOTHING, _NOTHING, "sum", "auto", 0, timeout, tag, detail)
 
     def start(
@@ -264,10 +273,10 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Operation:
-        """Starts the operation that the method of this name runs, and returns at once.
+        """Start the operation that the method of this name runs, and return at once.
 
-        Started operations run at the same time. Without tags they are matched in the order in which each
-        member starts them; other calls in between do not matter.
+        Started operations run at the same time. Without tags they are matched in the order in which
+        each member starts them; other calls in between do not matter.
         """
         if kind == "barrier":
             array = out = _NOTHING
@@ -299,17 +308,19 @@ class Group:
         return operation
 
     def cancel(self, tag: int | None = None) -> None:
-        """Ends the operation with this tag with Cancelled, here and at the other members.
+        """End the operation with this tag with Cancelled, here and at the other members.
 
-        If the operation is called later, it ends then. None ends all operations that are running here.
+        If the operation is called later, it ends then. None ends all operations that are running
+        here.
         """
         self._cancel(None if tag is None else checked_tag(tag))
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = np.float32) -> Array:
-        """Returns a zero-filled array that moves without a copy.
+        """Return a zero-filled array that moves without a copy.
 
-        The array has its own region. When the last view of the array is dropped, the region is closed and the
-        memory is freed. Raises DeviceError if there is no memory left or it cannot be registered.
+        The array has its own region. When the last view of the array is dropped, the region is
+        closed and the memory is freed. Raises DeviceError if no memory is left or it cannot be
+        registered.
         """
         dims, kind, nbytes = buffers.extent(shape, dtype)
         if not nbytes:
@@ -317,7 +328,9 @@ class Group:
         return self._device._registered(nbytes).view(kind).reshape(dims)
 
     def choose(self, kind: Kind, nbytes: int) -> str:
-        """Returns the algorithm that "auto" takes for operations of this kind with `nbytes` of input."""
+        """Return the algorithm that "auto" takes for operations of this kind with `nbytes` of
+        input.
+        """
         out = ffi.new("rdt_algorithm *")
         nbytes = whole("nbytes", nbytes)
         with self._lock:
@@ -332,14 +345,15 @@ class Group:
         pair_ns: Sequence[float] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Gives the group spanning trees for the algorithm "trees", in place of those that it had.
+        """Replace the group's spanning trees for the algorithm "trees".
 
-        Every member calls it with the same arguments, without other operations under way, and waits until
-        all have. "auto" then takes trees where they are expected to be the fastest. `pair_ns` has the
-        nanoseconds per byte from each member to each other one, row by row, 0 where no link leads; "auto"
-        then expects of the other algorithms what these links permit. rdmatensor.topology.plan() finds both.
-        Without a tree for an operation, "trees" is "ring". Raises UsageError if trees are malformed or differ
-        among members, and the errors of barrier().
+        Every member calls it with the same arguments, without other operations under way, and waits
+        until all have. "auto" then takes trees where they are expected to be the fastest. `pair_ns`
+        has the nanoseconds per byte from each member to each other one, row by row, 0 where no link
+        leads; "auto" then expects of the other algorithms what these links permit.
+        rdmatensor.topology.plan() finds both. Without a tree for an operation, "trees" is "ring".
+        Raises UsageError if trees are malformed or differ among members, and the errors of
+        barrier().
         """
         rows, keep = tree_rows(trees, self.size)
         costs = ffi.NULL if pair_ns is None else ffi.new("double[]", list(pair_ns))
@@ -376,16 +390,21 @@ class Group:
 
     @property
     def closed(self) -> bool:
+        """Whether the group is closed."""
         return self._handle is None
 
     def _abort(self, text: str) -> None:
-        """Ends the group at every member: what runs or starts later raises ConnectionLost with this text."""
+        """End the group at every member: what runs or starts later raises ConnectionLost with this
+        text.
+        """
         with self._lock:
             if self._handle is not None:
                 check(lib.rdt_group_abort(self._handle, lib.RDT_ERR_CONNECTION_LOST, text.encode()))
 
     def close(self) -> None:
-        """Ends running operations with Cancelled, here and at the other members. May be called again."""
+        """End running operations with Cancelled, here and at the other members. May be called
+        again.
+        """
         with self._lock:
             handle, self._handle = self._handle, None
             slots, self._slots = self._slots, {}
@@ -474,7 +493,7 @@ class Group:
                 check(lib.rdt_group_cancel(self._handle, halves))
 
     def _forget(self) -> None:
-        """Gives everything up after fork: it belongs to the parent process."""
+        """Give up everything after fork: it belongs to the parent process."""
         self._lock = threading.Lock()
         self._handle, self._slots = None, {}
         for operation in self._pending:

@@ -40,7 +40,7 @@ class Collector:
     """A collector for registries of prometheus_client, which reads the counters on request."""
 
     def collect(self) -> Iterable[Metric]:
-        """The current metrics. Thread-safe."""
+        """Return the current metrics. Thread-safe."""
         from ._tools import families
 
         return families.families()
@@ -73,9 +73,9 @@ _lock = threading.Lock()
 
 
 def collector() -> Collector:
-    """The metrics of this process, for a registry of prometheus_client.
+    """Return a collector of this process's metrics, for a registry of prometheus_client.
 
-    Unsupported if prometheus_client is not installed.
+    Raises Unsupported if prometheus_client is not installed.
     """
     try:
         import prometheus_client  # noqa: F401

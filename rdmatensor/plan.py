@@ -72,6 +72,8 @@ class Alone(IntEnum):
 
 
 class NodeFlag(IntFlag):
+    """What the planner has to know about a node."""
+
     LOOP = lib.RDT_NODE_LOOP  # runs more than once in a step
     BLOCKS = lib.RDT_NODE_BLOCKS  # may wait for something that is not its input
     FREE = lib.RDT_NODE_FREE  # takes no time
@@ -80,6 +82,8 @@ class NodeFlag(IntFlag):
 
 
 class EdgeFlag(IntFlag):
+    """What the planner has to know about an edge."""
+
     LOOP = lib.RDT_EDGE_LOOP  # sent more than once in a step
     DEVICE_MEMORY = lib.RDT_EDGE_DEVICE_MEMORY  # leaves or enters memory other than the host's
 
@@ -155,8 +159,11 @@ class Options:
 
 
 class Placement(NamedTuple):
-    """How an edge travels. `bytes` is its size or bound, 0 if unknown. `ring` and `group` are numbers in its
-    link, or None. `offset` counts from the start of a slot."""
+    """How an edge travels, and where it lies.
+
+    `bytes` is its size or bound, 0 if unknown. `ring` and `group` are numbers in its link, or None.
+    `offset` counts from the start of a slot.
+    """
 
     plan_class: PlanClass
     reason: Reason
@@ -167,8 +174,10 @@ class Placement(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """`slots` slots of `stride` bytes each, which begin at `offset` of the link's memory. `members` is the
-    number of edges that use them."""
+    """The `slots` slots, of `stride` bytes each, that begin at `offset` of a link's memory.
+
+    `members` is the number of edges that use them.
+    """
 
     offset: int
     stride: int
@@ -177,8 +186,11 @@ class Ring(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What travels from one task to another. `bytes` is the memory that the destination registers. `hash` is
-    equal at both ends if their plans are equal."""
+    """What travels from one task to another.
+
+    `bytes` is the memory that the destination registers. `hash` is equal at both ends if their
+    plans are equal.
+    """
 
     source: int
     destination: int
@@ -189,7 +201,10 @@ class Link(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """`operation` is the number of the operation that sends an edge with others; None: its own (`alone`)."""
+    """How an edge is sent: by the operation number `operation`, together with others.
+
+    If `operation` is None, it has an operation of its own, and `alone` says why.
+    """
 
     operation: int | None
     alone: Alone
@@ -197,7 +212,9 @@ class Fusion(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """`places` are in the order of the edges, `links` sorted by source and destination, `rings` by link."""
+    """A plan: `places` in the order of the edges, `links` by source and destination, `rings` by
+    link.
+    """
 
     places: list[Placement]
     links: list[Link]
@@ -205,7 +222,7 @@ class Plan:
 
 
 def find_order(nodes: Iterable[Node], arcs: Iterable[Arc], uses: Iterable[Use]) -> list[Order]:
-    """Finds what the graph proves about the order of `uses`. Nodes in cycles count as loops."""
+    """Find what the graph proves about the order of `uses`. Nodes in cycles count as loops."""
     kept: list[Any] = []
     with _usage():
         node_array = ffi.new("rdt_plan_node[]", list(nodes))
@@ -226,7 +243,7 @@ def find_order(nodes: Iterable[Node], arcs: Iterable[Arc], uses: Iterable[Use]) 
 
 
 def make(edges: Iterable[Edge], task_count: int, options: Options | None = None) -> Plan:
-    """Plans `edges` between tasks 0 to `task_count` - 1."""
+    """Plan `edges` between tasks 0 to `task_count` - 1."""
     kept: list[Any] = []
     out = ffi.new("rdt_plan **")
     with _usage():
@@ -241,7 +258,9 @@ def make(edges: Iterable[Edge], task_count: int, options: Options | None = None)
 
 
 def fuse(edges: Iterable[Edge], options: Options | None = None) -> list[Fusion]:
-    """Decides which edges share operations. `source` and `destination` are devices here, in any numbering."""
+    """Decide which edges share operations. `source` and `destination` are devices here, in any
+    numbering.
+    """
     kept: list[Any] = []
     rows = list(edges)
     fusions = ffi.new("rdt_plan_fusion[]", len(rows))
@@ -256,18 +275,18 @@ def fuse(edges: Iterable[Edge], options: Options | None = None) -> list[Fusion]:
 
 
 def edge_hash(edge: Edge) -> int:
-    """A hash of an edge's name, dtype, shape and loop flag, but not of its place."""
+    """Return a hash of an edge's name, dtype, shape and loop flag, but not of its place."""
     kept: list[Any] = []
     with _usage():
         return int(lib.rdt_plan_edge_hash(_edges([edge], kept)))
 
 
-# ---- Into C, whole arrays at once. `kept` keeps alive what they point to ---------------------------
+# Into C, whole arrays at once. `kept` keeps alive what they point to.
 
 
 @contextmanager
 def _usage() -> Iterator[None]:
-    """Turns the errors of Python and cffi about values that C cannot take into UsageError."""
+    """Turn the errors of Python and cffi about values that C cannot take into UsageError."""
     try:
         yield
     except UsageError:
@@ -342,8 +361,6 @@ def _options(options: Options, task_count: int, kept: list[Any]) -> Any:
     row = (*fields, options.fuse_bytes, options.fuse_group_bytes, budgets)
     return ffi.new("rdt_plan_options *", row)
 
-
-# ---- Out of C --------------------------------------------------------------------------------------
 
 _CLASSES = list(PlanClass)
 _REASONS = list(Reason)

@@ -45,7 +45,7 @@ class Member(NamedTuple):
 
 
 class Arrival:
-    """What a member has pushed. `data` are its bytes where they arrived: use them before `release`."""
+    """What a member has pushed. `data` has the bytes where they arrived: use them before `release`."""
 
     def __init__(self, store: Store, arrival: Any) -> None:
         self._store: Store | None = store
@@ -55,7 +55,7 @@ class Arrival:
         self.data: Array = store._slots[start : start + int(arrival.size)]
 
     def release(self) -> None:
-        """Frees the slot for the next push. A second call does nothing."""
+        """Free the slot for the next push. A second call does nothing."""
         store, self._store = self._store, None
         if store is not None:
             store._release(self.rank)
@@ -73,16 +73,16 @@ def _put_back(arrival: Arrival | None) -> None:
 
 
 class Store:
-    """Publishes this process's parameters for others to read, and has a slot for what each of them sends.
+    """The parameters of this process, which others read, and a slot for what each of them sends.
 
-    Members have a rank each and open stores of one name with the same sizes; each connects to the others
-    whose parameters it pulls, or to which it pushes. Nobody waits for anybody: a pull reads memory, and a
-    push writes into the own slot if that is free. A member that dies raises ConnectionLost in the calls
-    for it only, and may come back with another address. Any thread may use it, but one thread at a time
-    publishes.
+    Members have a rank each and open stores of one name with the same sizes; each connects to the
+    others whose parameters it pulls, or to which it pushes. Nobody waits for anybody: a pull reads
+    memory, and a push writes into the sender's own slot if that is free. A member that dies raises
+    ConnectionLost in the calls for it only, and may come back with another address. Any thread may
+    use it, but only one thread at a time may publish.
 
-    `nbytes` is the size of the parameters, `slot_nbytes` of what is pushed at most. `buffers` is how many
-    versions are kept: with more, slower readers find theirs whole.
+    `nbytes` is the size of the parameters, and `slot_nbytes` the largest size of a push. `buffers`
+    is how many versions are kept: with more, slower readers find theirs whole.
     """
 
     def __init__(
@@ -125,19 +125,20 @@ class Store:
             device._stores.add(self)
 
     def connect(self, rank: int, address: str, timeout: float | None = None) -> None:
-        """Connects to a member's store, or connects anew. Waits for it to be opened, `timeout` seconds.
+        """Connect to a member's store, or connect anew. Waits `timeout` seconds for it to be
+        opened.
 
-        Raises UsageError if it is another member's or has other sizes, RegionError if none is opened in
-        time, and what Device.connect raises.
+        Raises UsageError if it is another member's or has other sizes, RegionError if none is
+        opened in time, and what Device.connect raises.
         """
         to, where, limit = _rank(rank), c_text("address", address), milliseconds(timeout)
         self._check(lambda handle: lib.rdt_store_connect(handle, to, where, limit))
 
     aconnect = awaitable(connect)
-    """Does what connect does, for asyncio."""
+    """Do what connect does, for asyncio."""
 
     def member(self, rank: int) -> Member:
-        """What is known about another member."""
+        """Return what is known about another member."""
         found = ffi.new("rdt_store_member *")
         of = _rank(rank)
         self._check(lambda handle: lib.rdt_store_get_member(handle, of, found))
@@ -151,7 +152,8 @@ class Store:
         )
 
     def publish(self, array: Buffer, mark: int = 0) -> int:
-        """Copies `array`, of `nbytes` bytes, and makes it the newest version. Returns its number, from 1.
+        """Copy `array`, of `nbytes` bytes, and make it the newest version. Return its number, from
+        1.
 
         `mark` is a number of up to 64 bits that readers get beside it, such as a step.
         """
@@ -171,10 +173,11 @@ class Store:
     def pull(
         self, rank: int, into: Buffer, offset: int = 0, timeout: float | None = None
     ) -> Pulled:
-        """Fills `into` from a member's newest version, from `offset` bytes on. The bytes are of one version.
+        """Fill `into` from a member's newest version, from `offset` bytes on. The bytes are of one
+        version.
 
-        Waits for the first version. Raises DeadlineExceeded, also if the member overwrites versions faster
-        than they can be read; ConnectionLost; RegionError beyond the end.
+        Waits for the first version. Raises DeadlineExceeded, also if the member overwrites versions
+        faster than they can be read, ConnectionLost, and RegionError beyond the end.
         """
         local = buffers.target(into)
         found, limit = ffi.new("rdt_store_pulled *"), milliseconds(timeout)
@@ -185,13 +188,14 @@ class Store:
         return Pulled(int(found.version), int(found.mark), int(found.repeats))
 
     apull = awaitable(pull)
-    """Does what pull does, for asyncio. A cancelled call may write to `into` until its time is over."""
+    """Do what pull does, for asyncio. A cancelled call may write to `into` until its time is over."""
 
     def push(self, rank: int, data: Buffer, mark: int = 0, timeout: float | None = None) -> bool:
-        """Writes `data` into this member's slot at another one. False if that is not free: nothing happened.
+        """Write `data` into this member's slot at another one. Return False, and do nothing, if it
+        is not free.
 
-        A slot is free once the other member has released what came before. After an error, the member may
-        have got the data or not.
+        A slot is free once the other member has released what came before. After an error, the
+        member may have got the data or not.
         """
         local = buffers.source(data)
         sent, limit = ffi.new("int *"), milliseconds(timeout)
@@ -202,10 +206,12 @@ class Store:
         return bool(sent[0])
 
     apush = awaitable(push)
-    """Does what push does, for asyncio. The member may still get the data of a cancelled call."""
+    """Do what push does, for asyncio. The member may still get the data of a cancelled call."""
 
     def take(self, timeout: float | None = 0) -> Arrival | None:
-        """The oldest push that has not been taken; None if none comes within `timeout` seconds."""
+        """Return the oldest push that has not been taken; None if none comes within `timeout`
+        seconds.
+        """
         found = ffi.new("rdt_store_arrival *")
         try:
             status = self._wait(
@@ -222,15 +228,17 @@ class Store:
         return None
 
     atake = awaitable(take, _put_back)
-    """Does what take does, for asyncio. Cancelling it loses no push."""
+    """Do what take does, for asyncio. Cancelling it loses no push."""
 
     def set_clock(self, clock: int) -> None:
-        """Tells all connected members this one's clock, which never goes back. 2**64 - 1: wait no more."""
+        """Tell all connected members this one's clock, which never goes back. 2**64 - 1: wait no
+        more.
+        """
         told = whole("clock", clock)
         self._check(lambda handle: lib.rdt_store_set_clock(handle, told))
 
     def wait_clocks(self, clock: int, timeout: float | None = None) -> None:
-        """Waits until all members that are not gone have told `clock` or more.
+        """Wait until all members that are not gone have told `clock` or more.
 
         Raises DeadlineExceeded, which names the slowest one.
         """
@@ -239,14 +247,15 @@ class Store:
             self._wait(lambda handle, ms: lib.rdt_store_wait_clocks(handle, told, ms), timeout)
 
     await_clocks = awaitable(wait_clocks)
-    """Does what wait_clocks does, for asyncio."""
+    """Do what wait_clocks does, for asyncio."""
 
     @property
     def closed(self) -> bool:
+        """Whether the store is closed or being closed."""
         return self._handle is None or self._closing
 
     def close(self) -> None:
-        """Ends the connections. Calls of other threads end with Closed. A second call does nothing."""
+        """End the connections. Calls of other threads end with Closed. A second call does nothing."""
         with self._changed:
             first = not self._closing and self._handle is not None
             self._closing = True
@@ -293,7 +302,7 @@ class Store:
     def _wait(
         self, call: Any, timeout: float | None, stopped: Callable[[], bool] = lambda: False
     ) -> int:
-        """Waits in slices, so that Ctrl-C, close() and `stopped` act."""
+        """Wait in slices, so that Ctrl-C, close() and `stopped` act."""
         handle = self._begin()
         try:
             status = wait_in_slices(
@@ -307,7 +316,7 @@ class Store:
             self._end()
 
     def _forget(self) -> None:
-        """Gives the handle up after fork: it belongs to the parent process."""
+        """Give up the handle after fork: it belongs to the parent process."""
         self._changed = threading.Condition()
         self._closing = True
         self._handle = None

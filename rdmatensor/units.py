@@ -21,28 +21,30 @@ _NUMBER = r"(\d+(?:\.\d+)?)\s*"
 
 
 def size(nbytes: float) -> str:
-    """A measured number of bytes with three digits: "17.4 MB", in powers of ten."""
+    """Return a measured number of bytes with three digits: "17.4 MB", in powers of ten."""
     return _scaled(nbytes, _BYTES) if nbytes >= 999.5 else f"{nbytes:.0f} B"
 
 
 def binary_size(nbytes: float) -> str:
-    """A chosen number of bytes: "64 KiB", in powers of two."""
+    """Return a chosen number of bytes: "64 KiB", in powers of two."""
     unit, scale = next((each for each in _BINARY if nbytes >= each[1]), _BINARY[-1])
     return f"{nbytes / scale:.4g} {unit}"
 
 
 def duration(seconds: float) -> str:
-    """A time with three digits: "12.3 ms"."""
+    """Return a time with three digits: "12.3 ms"."""
     return _scaled(seconds, _TIMES)
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things: "1 tensor", "2 tensors"."""
+    """Return a number of things: "1 tensor", "2 tensors"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def bandwidth(text: str) -> float:
-    """Bytes per second from "100Gbit" or "12.5GB", "/s" may follow; ValueError otherwise."""
+    """Read bytes per second from "100Gbit" or "12.5GB"; "/s" may follow. Raises ValueError
+    otherwise.
+    """
     match = re.fullmatch(_NUMBER + r"([kmgtKMGT]?)(bit|b|B)(?:/s|ps)?", text.strip())
     if match is None or float(match[1]) == 0:
         raise ValueError(f"bandwidth {text!r}: expected a value such as 100Gbit or 12.5GB")
@@ -50,7 +52,7 @@ def bandwidth(text: str) -> float:
 
 
 def latency(text: str) -> float:
-    """Seconds from "2us". ValueError otherwise."""
+    """Read seconds from "2us". Raises ValueError otherwise."""
     match = re.fullmatch(_NUMBER + r"(s|ms|us|ns)", text.strip())
     if match is None:
         raise ValueError(f"latency {text!r}: expected a value such as 2us or 0.1ms")
@@ -58,7 +60,7 @@ def latency(text: str) -> float:
 
 
 def short_task(task: str) -> str:
-    """ "ps:0" from "/job:ps/replica:0/task:0"; other text stays as it is."""
+    """Shorten "/job:ps/replica:0/task:0" to "ps:0". Other text stays as it is."""
     match = re.fullmatch(r"/job:([^/]+)(?:/replica:(\d+))?/task:(\d+)", task)
     if match is None:
         return task

@@ -13,7 +13,9 @@ MOST = 2**64 - 1
 
 
 def whole(what: str, value: Any, least: int = 0, most: int = MOST) -> int:
-    """Returns the number, of Python or numpy. UsageError if it is none, or outside least..most."""
+    """Return `value`, of Python or numpy, as an int. Raises UsageError unless it is within
+    least..most.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -25,7 +27,7 @@ def whole(what: str, value: Any, least: int = 0, most: int = MOST) -> int:
 
 
 def c_text(what: str, value: Any) -> Any:
-    """Returns the text for C, as a `char[]` that lives as long as the returned object."""
+    """Return the text for C, as a `char[]` that lives as long as the returned object."""
     if not isinstance(value, str):
         raise UsageError(f"{what} is {value!r}: give a str")
     if "\0" in value:
@@ -37,12 +39,12 @@ def c_text(what: str, value: Any) -> Any:
 
 
 def c_text_or_null(what: str, value: Any) -> Any:
-    """Does the same, with NULL for None."""
+    """Return the text for C as c_text does, or NULL for None."""
     return ffi.NULL if value is None else c_text(what, value)
 
 
 def access_bits(value: Any) -> int:
-    """Returns the bits of an Access."""
+    """Return the bits of an Access. Raises UsageError for another type."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 3:
         raise UsageError(f"access is {value!r}: combine Access.READ and Access.WRITE")
     return int(value)

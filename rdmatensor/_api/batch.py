@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class Batch:
     """A list of operations that RemoteDevice.post executes in the order in which they were added.
 
-    RemoteDevice.batch() makes it. It can be posted any number of times: each post sends what its buffers
-    hold then. It keeps its buffers alive. Do not change and post it from different threads at once.
+    RemoteDevice.batch() creates it. Each post sends what the buffers hold at that moment, so a
+    batch can be posted any number of times. The batch keeps its buffers alive. Do not change it in
+    one thread while another one posts it.
     """
 
     def __init__(self, remote: RemoteDevice) -> None:
@@ -31,7 +32,7 @@ class Batch:
     def write(
         self, region: RemoteRegion, data: Buffer, offset: int = 0, notify: int | None = None
     ) -> Batch:
-        """Adds what RemoteRegion.write posts."""
+        """Add what RemoteRegion.write posts."""
         kind = lib.RDT_OP_WRITE if notify is None else lib.RDT_OP_WRITE_NOTIFY
         return self._add(
             kind,
@@ -42,11 +43,11 @@ class Batch:
         )
 
     def read_into(self, region: RemoteRegion, array: Buffer, offset: int = 0) -> Batch:
-        """Adds what RemoteRegion.read_into posts."""
+        """Add what RemoteRegion.read_into posts."""
         return self._add(lib.RDT_OP_READ, buffers.target(array), self._checked(region), offset, 0)
 
     def notify(self, payload: Buffer = b"", immediate: int = 0) -> Batch:
-        """Adds what RemoteDevice.notify posts."""
+        """Add what RemoteDevice.notify posts."""
         return self._add(lib.RDT_OP_NOTIFY, buffers.source(payload), ffi.NULL, 0, immediate)
 
     def __len__(self) -> int:
@@ -66,7 +67,7 @@ class Batch:
         return self
 
     def _prepare(self) -> Any:
-        """Returns the operations in C's form, which the first post makes."""
+        """Return the operations in C's form, and create it on the first call."""
         if self._ops is None:
             ops = ffi.new("rdt_op[]", len(self._rows))
             for op, row in zip(ops, self._rows, strict=True):

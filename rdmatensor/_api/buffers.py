@@ -40,7 +40,7 @@ class MemoryKind(IntFlag):
 
 
 def kind_of(data: Any) -> MemoryKind:
-    """Returns where the memory of `data` lies, as it says itself."""
+    """Return where the memory of `data` lies, according to `data` itself."""
     if hasattr(data, "__cuda_array_interface__"):
         return MemoryKind.CUDA
     if not hasattr(data, "__dlpack_device__"):
@@ -52,7 +52,7 @@ def kind_of(data: Any) -> MemoryKind:
 
 
 def source(data: Any) -> Any:
-    """Returns the bytes of `data` for reading, as a cdata `char[]` that keeps `data` alive."""
+    """Return the bytes of `data` for reading, as a cdata `char[]` that keeps `data` alive."""
     try:
         return _checked(data, from_buffer(data))
     except (TypeError, ValueError, BufferError) as error:
@@ -62,7 +62,9 @@ def source(data: Any) -> Any:
 
 
 def memory(data: Any) -> Any:
-    """Does the same, but never for a copy, as what other libraries' arrays convert to may be."""
+    """Return the bytes of `data` as source does, but refuse what would have to be converted to a
+    copy.
+    """
     try:
         return _checked(data, from_buffer(data))
     except (TypeError, ValueError, BufferError) as error:
@@ -70,12 +72,12 @@ def memory(data: Any) -> Any:
 
 
 def as_array(data: Any) -> Array:
-    """Returns the memory of `data`, which has C-contiguous bytes, as an array."""
+    """Return the C-contiguous memory of `data` as an array."""
     return data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
 
 
 def target(data: Any) -> Any:
-    """Returns the bytes of `data` for writing."""
+    """Return the bytes of `data` for writing."""
     try:
         local = from_buffer(_BYTES, data, True)
         if data.dtype.hasobject if data.__class__ is _ndarray else holds_objects(data):
@@ -86,7 +88,9 @@ def target(data: Any) -> Any:
 
 
 def holds_objects(data: Any) -> bool:
-    """Reports whether the bytes of `data` are addresses of Python objects, which mean nothing elsewhere."""
+    """Return whether the bytes of `data` are addresses of Python objects, which mean nothing
+    elsewhere.
+    """
     if data.__class__ is memoryview:
         return "O" in data.format
     return getattr(getattr(data, "dtype", None), "hasobject", False) is True
@@ -99,6 +103,7 @@ def _checked(data: Any, local: Any) -> Any:
 
 
 def unusable(data: Any, error: Exception) -> UsageError:
+    """Return the error that says why `data` cannot be a local buffer, and what to pass instead."""
     kind = type(data).__name__
     if isinstance(data, str):
         return UsageError("text has no bytes of its own: pass data.encode()")
@@ -117,6 +122,7 @@ def unusable(data: Any, error: Exception) -> UsageError:
 
 
 def is_read_only(data: Any) -> bool:
+    """Return whether `data` is a buffer that cannot be written."""
     try:
         return memoryview(data).readonly
     except (TypeError, ValueError, BufferError):
@@ -124,7 +130,9 @@ def is_read_only(data: Any) -> bool:
 
 
 def extent(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Checks and returns shape, dtype and size in bytes of an array."""
+    """Return the dimensions, dtype and size in bytes of an array. Raises UsageError if there is no
+    such array.
+    """
     kind = np.dtype(dtype)
     if kind.hasobject:
         raise UsageError(f"dtype {kind} holds Python objects, which have no bytes to send")
@@ -139,22 +147,24 @@ def extent(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtyp
 
 
 def view(pointer: Any, nbytes: int, writable: bool = True) -> Array:
-    """Returns a uint8 array over C memory. It keeps `pointer` alive, and what its destructor holds."""
+    """Return a uint8 array over C memory. It keeps `pointer` alive, and what its destructor holds."""
     memory = memoryview(ffi.buffer(pointer, nbytes))
     return np.frombuffer(memory if writable else memory.toreadonly(), dtype=np.uint8)
 
 
 def shareable(nbytes: int) -> Any:
-    """Returns a cdata pointer that owns `nbytes` zero bytes, which any transport can share with peers."""
+    """Return a cdata pointer that owns `nbytes` zero bytes, which any transport can share with
+    peers.
+    """
     out = ffi.new("void **")
     check(lib.rdt_memory_alloc(nbytes, out))
     return ffi.gc(ffi.cast("char *", out[0]), lib.rdt_memory_free, nbytes)
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = np.uint8) -> Array:
-    """Returns a zero-filled array in memory that Device.register accepts for any transport.
+    """Return a zero-filled array in memory that Device.register accepts for any transport.
 
-    The memory is freed with the last view of it. Raises DeviceError if there is no memory left, and
+    The memory is freed with the last view of it. Raises DeviceError if no memory is left, and
     UsageError for a shape without bytes.
     """
     dims, kind, nbytes = extent(shape, dtype)

@@ -10,10 +10,12 @@ from .buffers import Buffer
 
 
 def crc32c(buffer: Buffer, value: int = 0) -> int:
-    """Returns the CRC32C (RFC 3720) of `buffer`'s bytes. `value` is the checksum of the bytes before them.
+    """Return the CRC32C (RFC 3720) of the bytes of `buffer`.
 
-    `buffer` is bytes, a numpy array or whatever else has C-contiguous bytes; it is not copied, and the
-    interpreter lock is released meanwhile. UsageError for another buffer, or a `value` that is no 32 bits.
+    `value` is the checksum of the bytes before them. `buffer` is bytes, a numpy array or anything
+    else that has C-contiguous bytes. It is not copied, and the interpreter lock is released
+    meanwhile. Raises UsageError for any other buffer, and for a `value` that does not fit into 32
+    bits.
     """
     value = whole("value", value, most=2**32 - 1)
     data = buffers.source(buffer)

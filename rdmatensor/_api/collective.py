@@ -77,6 +77,9 @@ class Tree(NamedTuple):
 
 
 def number(what: str, name: str, table: dict[str, int]) -> int:
+    """Return the number of `name` in `table`. Raises UsageError, which lists the names, if it has
+    none.
+    """
     try:
         return table[name]
     except (KeyError, TypeError):
@@ -88,7 +91,7 @@ _codes: dict[np.dtype[Any], int] = {}
 
 
 def dtype_code(array: Array) -> int:
-    """Returns the C library's number for the array's dtype. UsageError if it cannot take part."""
+    """Return the C library's number for the array's dtype. Raises UsageError if it has none."""
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{type(array).__name__} is not a numpy array: pass numpy.asarray(it)")
     dtype = array.dtype
@@ -104,7 +107,7 @@ def dtype_code(array: Array) -> int:
 
 
 def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any:
-    """Returns the arguments of an operation, without the arrays, their size and the tag."""
+    """Return the arguments of an operation, without the arrays, their size and the tag."""
     call = ffi.new("rdt_collective *")
     call.struct_size = ffi.sizeof("rdt_collective")
     call.kind = number("kind", kind, KINDS)
@@ -118,7 +121,9 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
 
 
 def result_of(kind: str, array: Array, out: Array | None, members: int) -> Array:
-    """Returns `out` if it fits, or a new array for the result of an operation among `members`."""
+    """Return `out` if it fits the result of an operation among `members`, or a new array if it is
+    None.
+    """
     code, size = dtype_code(array), array.size
     if kind == "all_gather":
         size *= members
@@ -147,18 +152,19 @@ def _result_shape(kind: str, shape: tuple[int, ...], members: int) -> tuple[int,
 
 
 def unusable(array: Array, out: Array, error: Exception) -> UsageError:
-    """Returns the error that says why the bytes of one of the arrays cannot be used."""
+    """Return the error that says why the bytes of one of the arrays cannot be used."""
     if array.flags.c_contiguous and not out.flags.writeable:
         return UsageError("the array that the result goes into is read-only")
     return buffers.unusable(out if array.flags.c_contiguous else array, error)
 
 
 def checked_tag(tag: int) -> tuple[int, int]:
+    """Return the two halves of a tag for C. Raises UsageError for a number out of range."""
     return whole("tag", tag, most=2**63 - 1), TAG_GIVEN
 
 
 def tree_rows(trees: Sequence[Tree], size: int) -> tuple[Any, Any]:
-    """Returns the trees for C, and what must live as long."""
+    """Return the trees for C, and what must live as long."""
     rows = ffi.new("rdt_group_tree[]", len(trees))
     keep = []
     for row, (kind, root, rate, parents) in zip(rows, trees, strict=True):
@@ -178,7 +184,7 @@ def tree_rows(trees: Sequence[Tree], size: int) -> tuple[Any, Any]:
 def join_options(
     rank: int, size: int, root: str | None, name: str, timeout: float | None, expect: str | None
 ) -> tuple[Any, Any]:
-    """Returns the options, and the texts that they point to."""
+    """Return the options of a group, and the texts that they point to."""
     options = ffi.new("rdt_group_options *")
     options.struct_size = ffi.sizeof("rdt_group_options")
     texts = c_text("name", name), c_text_or_null("root", root), c_text_or_null("expect", expect)
@@ -194,7 +200,7 @@ _interrupts: dict[int, BaseException] = {}
 
 
 def _interrupted(_context: Any) -> int:
-    """Lets C go on waiting. C calls it now and then, and Python runs signal handlers before it."""
+    """Let C go on waiting. C calls this now and then, and Python runs signal handlers before it."""
     return 0
 
 
@@ -206,12 +212,12 @@ ffi.def_extern("rdt_python_interrupted", error=1, onerror=_keep_interrupt)(_inte
 
 
 def operation_error(status: int) -> RdmaError:
-    """Does what error_from does, but PROTOCOL means here that the members disagree."""
+    """Return what error_from returns, but a UsageError for PROTOCOL: here the members disagree."""
     error = error_from(status)
     return UsageError(str(error), error.status) if error.status == "PROTOCOL" else error
 
 
 def failure(status: int) -> BaseException:
-    """Returns the exception for a status that a call of this thread just returned."""
+    """Return the exception for a status that a call of this thread just returned."""
     interrupt = _interrupts.pop(threading.get_ident(), None)
     return interrupt or operation_error(status)

@@ -45,6 +45,7 @@ class _Completion:
             queue.forget(self._token)
 
     def end(self) -> None:
+        """Wake the coroutines that wait for the transfer."""
         self._queue.forget(self._token)
         self._queue.completions.pop(id(self._transfer), None)
         for future in self.futures:
@@ -62,6 +63,7 @@ class _Readers:
         self._token: int | None = None  # while it watches the device
 
     async def next(self, timeout: float | None) -> Notification:
+        """Return the next notification. Raises DeadlineExceeded after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds(timeout)
         woken, turn = False, not self._waiting
@@ -79,7 +81,7 @@ class _Readers:
                 raise DeadlineExceeded("no notification came within the deadline")
 
     def _take(self) -> Notification | None:
-        """Takes a notification. Unless there was none, it is the next reader's turn."""
+        """Take a notification. Unless there was none, wake the next reader."""
         found = None
         try:
             found = self._device._next(0)
@@ -109,8 +111,10 @@ class _Readers:
             self.end()
 
     def _wake(self) -> None:
-        """Lets the first reader take what has come. If it is the turn of one that has not run yet, no other
-        comes before it."""
+        """Let the first reader take what has come.
+
+        If a reader was woken and has not run yet, no other reader overtakes it.
+        """
         for future in self._waiting:
             if not future.done():
                 future.set_result(True)
@@ -127,7 +131,7 @@ class _Readers:
             check(lib.rdt_device_watch(device, self._queue.handle, self._token))
 
     def end(self) -> None:
-        """Watches the device no more, until the next reader waits."""
+        """Stop watching the device until the next reader waits."""
         if self._token is None:
             return
         self._queue.forget(self._token)
@@ -138,7 +142,7 @@ class _Readers:
 
 
 class LoopQueue:
-    """What the coroutines of one event loop wait for. It is used on that loop's thread only."""
+    """What the coroutines of one event loop wait for. Only that loop's thread may use it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         out = ffi.new("rdt_event_queue **")
@@ -152,16 +156,17 @@ class LoopQueue:
         loop.add_reader(lib.rdt_event_queue_fd(self.handle), self._take)
 
     def register(self, call: Callable[[], None]) -> int:
-        """Returns a token, at which the loop calls `call`."""
+        """Return a token at which the loop calls `call`."""
         token = next(self._numbers)
         self._calls[token] = call
         return token
 
     def forget(self, token: int) -> None:
+        """Ignore the token from now on."""
         self._calls.pop(token, None)
 
     def close(self) -> None:
-        """Closes the descriptor, of a loop that runs no more."""
+        """Close the descriptor. The loop must not run any more."""
         for readers in list(self.readers.values()):
             readers.end()
         ffi.release(self.handle)
@@ -201,7 +206,7 @@ def _expire(future: _Future) -> None:
 
 
 async def _in_time(future: _Future, left: float) -> bool:
-    """Awaits the future, whose result is True. Returns False if it has none `left` seconds from now."""
+    """Await the future, whose result is True. Return False if it has none `left` seconds from now."""
     timer = future.get_loop().call_later(max(left, 0), _expire, future)
     try:
         return await future
@@ -210,7 +215,7 @@ async def _in_time(future: _Future, left: float) -> bool:
 
 
 async def completion(transfer: Transfer) -> None:
-    """Waits until the transfer is complete, for at most DEADLINE_MS."""
+    """Wait until the transfer is complete, for at most DEADLINE_MS."""
     queue = _running()
     waited = queue.completions.get(id(transfer))
     if waited is None:
@@ -227,14 +232,14 @@ async def completion(transfer: Transfer) -> None:
 
 
 async def notification(device: Device, timeout: float | None) -> Notification:
-    """Returns the device's next notification. Cancelling it loses none."""
+    """Return the device's next notification. Cancelling the call loses none."""
     queue = _running()
     readers = queue.readers.get(device)
     return await (readers or _Readers(queue, device)).next(timeout)
 
 
 def call_logged(call: Callable[[Transfer], object], transfer: Transfer) -> None:
-    """Calls a callback. Logs what it raises, because nobody waits for it."""
+    """Call a callback, and log what it raises, because nobody waits for it."""
     try:
         call(transfer)
     except Exception:
@@ -242,7 +247,7 @@ def call_logged(call: Callable[[Transfer], object], transfer: Transfer) -> None:
 
 
 def call_when_done(call: Callable[[Transfer], object], transfer: Transfer) -> None:
-    """Calls a callback on the thread for callbacks once the transfer is complete."""
+    """Call a callback on the thread for callbacks once the transfer is complete."""
 
     async def wait() -> None:
         while not transfer.done():
@@ -254,7 +259,7 @@ def call_when_done(call: Callable[[Transfer], object], transfer: Transfer) -> No
 
 @cache
 def _callbacks(process: int) -> asyncio.AbstractEventLoop:
-    """Returns the loop on which a process calls callbacks. A forked child needs another one."""
+    """Return the loop on which a process calls callbacks. A forked child needs another one."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="rdmatensor-callbacks", daemon=True).start()
     return loop
@@ -263,10 +268,10 @@ def _callbacks(process: int) -> asyncio.AbstractEventLoop:
 def awaitable(
     method: Callable[_P, _T], undo: Callable[[_T], object] | None = None
 ) -> Callable[_P, Coroutine[Any, Any, _T]]:
-    """Returns a method that does in a thread of its own what `method` does, for a loop that awaits it.
+    """Return a coroutine function that runs `method` in a thread of its own.
 
-    A thread of a pool might wait for a call that waits for a thread of the pool. If the caller is cancelled,
-    `undo` gets what the method returns afterwards.
+    A pool could deadlock: a call in it may wait for another one that waits for a free thread. If
+    the caller is cancelled, `undo` gets what the method returns afterwards.
     """
 
     @wraps(method, updated=())

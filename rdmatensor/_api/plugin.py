@@ -26,12 +26,12 @@ if not SHIM.exists():
 
 
 def loaded() -> bool:
-    """True if this process has the plugin, so that `protocol="grpc+rdma"` works."""
+    """Return whether this process has the plugin, so that `protocol="grpc+rdma"` works."""
     return _loaded() is not None
 
 
 def why_not() -> str:
-    """The reason why `loaded` is false, with the remedy; "" if it is true."""
+    """Return why `loaded` is false, with the remedy; "" if it is true."""
     if loaded():
         return ""
     if not SHIM.exists():
@@ -49,10 +49,11 @@ def why_not() -> str:
 
 
 def stats() -> Stats:
-    """Counters by path, why tensors went by RPC, use of the arena, and how each peer is reached.
+    """Return counters by path, why tensors went by RPC, use of the arena, and how each peer is
+    reached.
 
-    Bytes are those of the tensors' contents. Raises Unsupported, with the reason of `why_not`, if this
-    process does not have the plugin.
+    Bytes are those of the tensors' contents. Raises Unsupported, with the reason of `why_not`, if
+    this process does not have the plugin.
     """
     function = library().rdt_tf_stats_json
     function.restype = ctypes.c_size_t
@@ -63,9 +64,10 @@ def stats() -> Stats:
 
 
 def text_of(function: Callable[[Any, int], int]) -> str | None:
-    """The text that a C function writes, which returns the size that it needs; None if it returns 0.
+    """Return the text that a C function writes; None if the function returns 0.
 
-    The text may quote a peer, which may send any bytes.
+    The function returns the size that the text needs. The text may quote a peer, which may send any
+    bytes, so bytes that are not UTF-8 are replaced.
     """
     size = function(None, 0)
     while size:
@@ -78,6 +80,7 @@ def text_of(function: Callable[[Any, int], int]) -> str | None:
 
 
 def library() -> ctypes.CDLL:
+    """Return the plugin. Raises Unsupported, with the reason, if it is not loaded."""
     library = _loaded()
     if library is None:
         raise Unsupported(f"the TensorFlow plugin is not loaded: {why_not()}", "UNSUPPORTED")
@@ -85,18 +88,20 @@ def library() -> ctypes.CDLL:
 
 
 def find_loaded(pattern: str) -> ctypes.CDLL | None:
-    """The library of this package, by a pattern of its file name, that this process has loaded, if any."""
+    """Return the library of this package that this process has loaded, by a pattern of its file
+    name.
+    """
     found = map(_open_loaded, sorted(_PACKAGE.glob(pattern)))
     return next((library for library in found if library is not None), None)
 
 
 def _loaded() -> ctypes.CDLL | None:
-    """The plugin that the shim loaded, if any."""
+    """Return the plugin that the shim loaded, if any."""
     return find_loaded(_PLUGINS)
 
 
 def _open_loaded(path: Path) -> ctypes.CDLL | None:
-    """The library if this process has already loaded it."""
+    """Return the library if this process has already loaded it."""
     try:
         return ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:

@@ -61,10 +61,11 @@ class Region:
 
     @property
     def closed(self) -> bool:
+        """Whether the region is closed."""
         return self._array is None
 
     def close(self) -> None:
-        """Withdraws the region from peers. A second call does nothing."""
+        """Withdraw the region from peers. A second call does nothing."""
         self._device._close_region(self)
 
     def __enter__(self) -> Region:
@@ -109,10 +110,10 @@ class RemoteRegion:
         self.access = Access(info.access)
 
     def write(self, data: Buffer, offset: int = 0, notify: int | None = None) -> Transfer:
-        """Writes the bytes of `data` at `offset` of the region.
+        """Write the bytes of `data` at `offset` of the region.
 
-        `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with it once the
-        data is visible there.
+        `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with
+        this number once the data is visible there.
         """
         handle = self._handle or self._need_handle()
         try:
@@ -137,7 +138,7 @@ class RemoteRegion:
         return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
 
     def read_into(self, array: Buffer, offset: int = 0) -> Transfer:
-        """Fills `array` with the bytes from `offset` of the region."""
+        """Fill `array` with the bytes from `offset` of the region."""
         handle = self._handle or self._need_handle()
         local = buffers.target(array)
         if offset.__class__ is not int:
@@ -151,13 +152,16 @@ class RemoteRegion:
     def read(
         self, offset: int = 0, nbytes: int | None = None, timeout: float | None = None
     ) -> Array:
-        """Reads `nbytes`, by default up to the end, and returns them as a new uint8 array. Blocks."""
+        """Read `nbytes` bytes from `offset`, and return them as a new uint8 array. Blocks.
+
+        Without `nbytes`, it reads up to the end of the region.
+        """
         array = self._room(offset, nbytes)
         self.read_into(array, offset).wait(timeout)
         return array
 
     async def aread(self, offset: int = 0, nbytes: int | None = None) -> Array:
-        """Does what read does, for asyncio."""
+        """Do what read does, for asyncio."""
         array = self._room(offset, nbytes)
         await self.read_into(array, offset)
         return array
@@ -165,11 +169,12 @@ class RemoteRegion:
     def map(
         self, offset: int = 0, nbytes: int | None = None, dtype: npt.DTypeLike = np.uint8
     ) -> Array:
-        """Returns the peer's bytes in place, as an array of one dimension. Nothing is copied or posted.
+        """Return the peer's bytes in place, as an array of one dimension. Nothing is copied or
+        posted.
 
-        The array is read-only unless the region permits WRITE. It stays valid after close() and after the
-        death of the peer. The peer gets the memory back when the array is dropped. Raises Unsupported unless
-        the transport has Capability.MAP.
+        The array is read-only unless the region permits WRITE. It stays valid after close() and
+        after the death of the peer. The peer gets the memory back when the array is dropped. Raises
+        Unsupported unless the transport has Capability.MAP.
         """
         handle = self._handle or self._need_handle()
         size, out = self._extent(offset, nbytes), ffi.new("void **")
@@ -182,13 +187,14 @@ class RemoteRegion:
 
     @property
     def closed(self) -> bool:
+        """Whether the region was given up."""
         return self._handle is None
 
     def close(self) -> None:
-        """Gives the region up. Arrays from map() stay valid. A second call does nothing.
+        """Give up the region. Arrays from map() stay valid. A second call does nothing.
 
-        The peer frees what RemoteDevice.allocate made, unless such an array or another RemoteRegion of it
-        is left.
+        The peer frees what RemoteDevice.allocate created, unless such an array or another
+        RemoteRegion of it is left.
         """
         self._handle = None
 
@@ -206,7 +212,7 @@ class RemoteRegion:
         return np.empty(self._extent(offset, nbytes), dtype=np.uint8)
 
     def _extent(self, offset: int, nbytes: int | None) -> int:
-        """Returns how many bytes from `offset` on are meant, by default all."""
+        """Return how many bytes from `offset` on are meant, by default all."""
         first = whole("offset", offset)
         size = max(self.nbytes - first, 0) if nbytes is None else whole("nbytes", nbytes)
         if first + size > self.nbytes:

@@ -35,10 +35,10 @@ class Capability(IntFlag):
 
 
 class RemoteDevice:
-    """A peer: opens its regions and sends it notifications. Any thread may use it.
+    """A peer, whose regions this process opens and to which it sends notifications.
 
-    Device.connect returns it; Notification.source is the peer that sent a notification. It lives until
-    close(), or until its Device is closed.
+    Device.connect returns it, and Notification.source is the peer that sent a notification. It
+    lives until close(), or until its Device is closed. Any thread may use it.
     """
 
     def __init__(self, device: Device, channel: Any) -> None:
@@ -63,7 +63,8 @@ class RemoteDevice:
             self.passed_over[name] = why
 
     def region(self, which: str | int, timeout: float | None = None) -> RemoteRegion:
-        """Opens the peer's region with this name (str) or key (int). Blocks for at most `timeout` seconds.
+        """Open the peer's region with this name (str) or key (int). Blocks for at most `timeout`
+        seconds.
 
         Raises RegionError if there is none, ConnectionLost or DeadlineExceeded.
         """
@@ -83,12 +84,12 @@ class RemoteDevice:
         access: Access = READ_WRITE,
         timeout: float | None = None,
     ) -> RemoteRegion:
-        """Allocates memory on the peer: `shape` elements of `dtype`, filled with zeros. Blocks.
+        """Allocate memory on the peer: `shape` elements of `dtype`, filled with zeros. Blocks.
 
-        This connection alone reaches the memory. The peer frees it once the region is closed or dropped, and
-        no array of map() and no transfer uses it, at the latest when the connection ends. `access` is what
-        may be done with it. Raises DeviceError (status LIMIT) if it exceeds the peer's settings
-        REMOTE_ALLOC_LIMIT, or 1024 regions.
+        Only this connection reaches the memory. The peer frees it once the region is closed or
+        dropped and neither a transfer nor an array of map() uses it, at the latest when the
+        connection ends. `access` is what may be done with it. Raises DeviceError (status LIMIT)
+        beyond the peer's setting REMOTE_ALLOC_LIMIT or 1024 regions.
         """
         _, _, nbytes = buffers.extent(shape, dtype)
         out = ffi.new("rdt_remote_region **")
@@ -98,13 +99,13 @@ class RemoteDevice:
         return self._opened(out)
 
     aregion = awaitable(region, RemoteRegion.close)
-    """Does what region does, for asyncio."""
+    """Do what region does, for asyncio."""
 
     aallocate = awaitable(allocate, RemoteRegion.close)
-    """Does what allocate does, for asyncio."""
+    """Do what allocate does, for asyncio."""
 
     def notify(self, payload: Buffer = b"", immediate: int = 0) -> Transfer:
-        """Sends a notification: a number of up to 64 bits and `payload`, at most `max_notify` bytes.
+        """Send a notification: a number of up to 64 bits and `payload`, at most `max_notify` bytes.
 
         The peer gets it after everything that was posted on this connection before.
         """
@@ -118,11 +119,11 @@ class RemoteDevice:
         return COMPLETED if posted == 0 else self._begun(posted, local)
 
     def batch(self) -> Batch:
-        """Returns a new, empty Batch for this peer."""
+        """Return a new, empty Batch for this peer."""
         return Batch(self)
 
     def post(self, batch: Batch) -> Transfer:
-        """Posts the operations of `batch`. All are checked before the first byte moves."""
+        """Post the operations of `batch`. All are checked before the first byte moves."""
         if not isinstance(batch, Batch):
             raise UsageError(f"{batch!r} is no Batch")
         if batch._remote is not self:
@@ -136,11 +137,12 @@ class RemoteDevice:
 
     @property
     def up(self) -> bool:
-        """True if the connection accepts operations."""
+        """Whether the connection accepts operations."""
         return self._channel is not None and bool(self._info().up)
 
     @property
     def closed(self) -> bool:
+        """Whether this side closed the connection."""
         return self._channel is None
 
     @property
@@ -149,7 +151,7 @@ class RemoteDevice:
         return f"{self.name} ({self.address})"
 
     def close(self) -> None:
-        """Closes the connection. Pending transfers fail with Cancelled. A second call does nothing."""
+        """Close the connection. Pending transfers fail with Cancelled. A second call does nothing."""
         channel, self._channel = self._channel, None
         if channel is None:
             return
@@ -184,7 +186,7 @@ class RemoteDevice:
         return region
 
     def _begun(self, posted: int, keep: Any) -> Transfer:
-        """Returns the transfer that rdt_python_post began, or raises what it failed with."""
+        """Return the transfer that rdt_python_post began, or raise what it failed with."""
         check(min(posted, 0))
         return self._track(ffi.cast("rdt_transfer *", posted), keep)
 
@@ -195,14 +197,16 @@ class RemoteDevice:
         return transfer
 
     def _ended(self) -> bool:
-        """True if the connection has ended and C uses none of our buffers. The caller holds no lock."""
+        """Return whether the connection has ended and C uses no buffers of it. The caller holds no
+        lock.
+        """
         if self.up:
             return False
         drop_complete(self._pending)
         return not self._pending
 
     def _forget(self) -> None:
-        """Forgets the handles after fork: closing them here would reach the parent's peers."""
+        """Forget the handles after fork: closing them here would reach the parent's peers."""
         for region in list(self._regions):
             if region._handle is not None:
                 ffi.gc(region._handle, None)

@@ -54,7 +54,7 @@ class TrainStats(TypedDict):
 
 
 def stats() -> TrainStats | None:
-    """The costs since the group was joined; None if this process is in none. From any thread."""
+    """Return the costs since the group was joined; None if this process is in none. Thread-safe."""
     library = find_loaded(_LIBRARIES)
     if library is None:
         return None

@@ -19,9 +19,9 @@ _poll = lib.rdt_transfer_wait
 class Transfer:
     """Posted operations, complete or not. Methods that post operations return it.
 
-    Call `wait()` or `await` it. `done`, `result`, `exception` and `add_done_callback` are those of a
-    concurrent.futures.Future. It keeps the local buffers alive until the operations are complete; if it is
-    dropped before, the connection does. Any thread may use it.
+    Call `wait()` or `await` it. `done`, `result`, `exception` and `add_done_callback` are those of
+    a concurrent.futures.Future. It keeps the local buffers alive until the operations are complete;
+    if it is dropped before that, the connection keeps them. Any thread may use it.
     """
 
     __slots__ = ("_error", "_handle", "_keep", "_status")
@@ -39,14 +39,15 @@ class Transfer:
         return "<Transfer complete>" if self._error is None else f"<Transfer failed: {self._error}>"
 
     def done(self) -> bool:
-        """True if the operations are complete, successfully or not. Does not block."""
+        """Return whether the operations are complete, successfully or not. Does not block."""
         return self._status != IN_PROGRESS or self._settle(_poll(self._handle, 0))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Blocks until the operations are complete, for at most `timeout` seconds (None: DEADLINE_MS).
+        """Block until the operations are complete, for at most `timeout` seconds (None:
+        DEADLINE_MS).
 
-        Raises the error that they failed with. Raises DeadlineExceeded if they are not complete: they go on,
-        and you can wait again.
+        Raises the error with which they failed. Raises DeadlineExceeded if they are not complete:
+        they go on, and you can wait again.
         """
         if self._status == IN_PROGRESS:
             self._settle(wait_in_slices(self._wait_once, timeout))
@@ -57,12 +58,13 @@ class Transfer:
             raise self._error
 
     def result(self, timeout: float | None = None) -> Array | None:
-        """Waits as wait() does, and returns what the operations give: nothing, unless it is an Operation."""
+        """Wait as wait() does, and return the operations' result: None, except for an Operation."""
         self.wait(timeout)
         return None
 
     def exception(self, timeout: float | None = None) -> RdmaError | None:
-        """Waits as wait() does, but returns the error that the operations failed with; None if they did not.
+        """Wait as wait() does, but return the error with which the operations failed; None if they
+        did not.
 
         Raises DeadlineExceeded if they are not complete.
         """
@@ -74,9 +76,10 @@ class Transfer:
         return self._error
 
     def add_done_callback(self, call: Callable[[Transfer], object]) -> None:
-        """Calls `call` with this object once the operations are complete: at once if they are.
+        """Call `call` with this object once the operations are complete: at once if they are.
 
-        Otherwise a thread that all callbacks of the process share does it. What `call` raises is logged.
+        Otherwise the thread that runs all callbacks of the process calls it. What `call` raises is
+        logged.
         """
         if self.done():
             call_logged(call, self)
@@ -105,7 +108,7 @@ class Transfer:
         return 0 if status == DEADLINE and self.done() else status
 
     def _settle(self, status: int) -> bool:
-        """Records a status that C returned for this transfer. Returns whether it is complete."""
+        """Record a status that C returned for this transfer. Return whether it is complete."""
         if self._status != IN_PROGRESS:
             return True
         if status == IN_PROGRESS or (status == DEADLINE and _poll(self._handle, 0) == IN_PROGRESS):
@@ -118,7 +121,8 @@ class Transfer:
 
 
 def drop_complete(pending: deque[Any]) -> None:
-    """Drops the complete transfers in front. Other threads may do this, and append, at the same time.
+    """Drop the complete transfers at the front. Other threads may do this, and append, at the same
+    time.
 
     The caller holds no lock, because the buffers may have finalizers, which may do anything.
     """

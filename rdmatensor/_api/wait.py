@@ -19,7 +19,7 @@ _SLICE_MS = 100
 
 
 def milliseconds(timeout: float | None) -> int:
-    """Converts seconds for the C library. None is the setting DEADLINE_MS."""
+    """Convert seconds for the C library. None is the setting DEADLINE_MS."""
     if timeout is None:
         return int(lib.RDT_TIMEOUT_DEFAULT)
     try:
@@ -33,7 +33,7 @@ def milliseconds(timeout: float | None) -> int:
 
 
 def seconds(timeout: float | None) -> float:
-    """Returns the time-out for event loops, with DEADLINE_MS for None."""
+    """Return the time-out for event loops, with DEADLINE_MS for None."""
     left = milliseconds(timeout)
     return (get_int("DEADLINE_MS") if left < 0 else left) / 1000
 
@@ -41,9 +41,10 @@ def seconds(timeout: float | None) -> float:
 def wait_in_slices(
     wait: Callable[[int], int], timeout: float | None, stopped: Callable[[], bool] | None = None
 ) -> int:
-    """Calls `wait(milliseconds)` until it returns something other than DEADLINE, or time is up.
+    """Call `wait(milliseconds)` until it returns something other than DEADLINE, or time is up.
 
-    Returns the last status, which is IN_PROGRESS only if `timeout` is 0. Ends early if `stopped()` is true.
+    Returns the last status, which is IN_PROGRESS only if `timeout` is 0. Ends early if `stopped()`
+    is true.
     """
     left = milliseconds(timeout)
     if left < 0:
