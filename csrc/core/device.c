@@ -43,7 +43,7 @@ static void device_free(rdt_device *device) {
   pthread_cond_destroy(&device->workers_done);
   pthread_mutex_destroy(&device->lock);
   if (device->wake_fd >= 0) close(device->wake_fd);
-  if (device->tick_fd >= 0) close(device->tick_fd);
+  if (device->tick.fd >= 0) close(device->tick.fd);
   if (device->bootstrap_wake >= 0) close(device->bootstrap_wake);
   free(device);
 }
@@ -81,8 +81,8 @@ static rdt_status fill(rdt_device *device, const rdt_device_options *options) {
   device->fork_epoch = rdt_forks_epoch();
   device->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (device->wake_fd < 0) return rdt_fail_errno(errno, "cannot create an eventfd");
-  device->tick_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-  if (device->tick_fd < 0) return rdt_fail_errno(errno, "cannot create a timer");
+  device->tick.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  if (device->tick.fd < 0) return rdt_fail_errno(errno, "cannot create a timer");
   return RDT_OK;
 }
 
@@ -142,7 +142,7 @@ static rdt_device *new_device(void) {
   rdt_admission_init(&device->admission);
   atomic_init(&device->refs, 1);
   device->free = device_free;
-  device->wake_fd = device->tick_fd = device->epoll_fd = device->bootstrap_wake = -1;
+  device->wake_fd = device->tick.fd = device->epoll_fd = device->bootstrap_wake = -1;
   device->tcp_socket = device->local_socket = -1;
   return device;
 }

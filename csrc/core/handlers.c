@@ -117,7 +117,7 @@ static bool put(rdt_channel *channel, uint64_t immediate, const void *data, size
 /* From here on notifications must wake the progress thread, also those of channels that are silent. */
 static void begin_reading(rdt_device *device) {
   atomic_fetch_add(&device->readers, 1);
-  if (atomic_load(&device->ticking)) rdt_device_wake(device);
+  if (atomic_load(&device->tick.runs)) rdt_device_wake(device);
 }
 
 /* Takes the oldest notification, or returns NULL at the deadline. Sets *resume if senders that

@@ -102,6 +102,16 @@ typedef struct rdt_task rdt_task; /* one piece of it */
 /* A task of a channel that ends; see core/ending.c. */
 typedef enum rdt_task_state { RDT_TASK_NONE, RDT_TASK_RUNS, RDT_TASK_DONE } rdt_task_state;
 
+/* A timer, which runs while a channel is silent; see post/waiting.h. */
+typedef struct rdt_tick {
+  rdt_watch watch;
+  int fd;
+  atomic_bool runs;
+  atomic_uint us;
+  _Atomic int64_t began;    /* us */
+  _Atomic uint64_t channel; /* the number of the only channel that it is for */
+} rdt_tick;
+
 struct rdt_device {
   atomic_int refs;
   void (*free)(rdt_device *device);
@@ -131,14 +141,8 @@ struct rdt_device {
   rdt_channel *active; /* only this thread changes the list, under lock */
   int epoll_fd, wake_fd;
   atomic_bool stop;
-  /* A timer, which runs while a channel is silent; see busy_poll.h. */
-  rdt_watch tick_watch;
-  int tick_fd;
-  atomic_bool ticking;
+  rdt_tick tick;
   atomic_uint readers; /* threads that wait for a notification */
-  atomic_uint tick_us;
-  _Atomic int64_t tick_began; /* us */
-  _Atomic uint64_t tick_of;   /* the number of the only channel that it is for */
 
   /* bootstrap thread */
   pthread_t bootstrap_thread;
@@ -179,6 +183,22 @@ typedef struct rdt_call {
   rdt_wire answer;
   rdt_fds fds;
 } rdt_call;
+
+typedef enum rdt_waiting_mode { RDT_ARMED, RDT_SILENT, RDT_POLLED } rdt_waiting_mode;
+
+/* The threads that wait for what comes over a channel; see post/waiting.h. */
+typedef struct rdt_waiting {
+  _Atomic rdt_waiting_mode mode; /* set under poll_lock, but for RDT_ARMED */
+  atomic_uint sleepers;          /* threads that sleep until a transfer completes */
+  atomic_uint waiters;           /* threads that poll for a transfer */
+  atomic_uint pollers;           /* threads that take notifications themselves */
+  atomic_uint polls;             /* by waiters and pollers */
+  _Atomic int64_t waited_us;     /* when a thread last ended its wait */
+  uint64_t seen;                 /* operations of the peer at that time, and */
+  int64_t seen_us;               /* when there was a new one; under poll_lock */
+  /* Progress thread only: `polls` when it last looked, and armed; rounds with something to take. */
+  unsigned polls_seen, polls_armed, busy;
+} rdt_waiting;
 
 struct rdt_channel {
   atomic_int refs;
@@ -221,19 +241,7 @@ struct rdt_channel {
   atomic_bool has_unsent;     /* one of both */
 
   pthread_mutex_t poll_lock; /* the endpoint's receive side */
-  atomic_uint sleepers;      /* threads that sleep until a transfer completes */
-  /* Threads that take this channel's notifications themselves. While the channel is `warm`, no
-   * doorbell wakes the progress thread for it; the progress thread looks every WARM_MS instead. */
-  atomic_uint pollers, polls;
-  atomic_uint
-      waiters; /* threads that poll for a transfer, while events are silent; see busy_poll.h */
-  atomic_bool warm;
-  atomic_bool silent;        /* it is silent although nobody waits; set under poll_lock */
-  _Atomic int64_t waited_us; /* when a thread last ended its wait */
-  uint64_t seen;             /* operations of the peer at that time, and */
-  int64_t seen_us;           /* when there was a new one; under poll_lock */
-  /* Progress thread only: `polls` when it last looked, and armed; rounds with something to take. */
-  unsigned polls_seen, polls_armed, busy;
+  rdt_waiting waiting;
   pthread_mutex_t send_lock; /* the endpoint's send side, and the queue */
   rdt_posting *queue, **queue_tail;
   int64_t last_credit; /* ms: when the queue last moved or began, or did not depend on the peer */

@@ -17,31 +17,17 @@
 #include "core/client.h"
 #include "core/ending.h"
 #include "core/memory/control.h"
-#include "core/post/busy_poll.h"
 #include "core/post/channel.h"
 #include "core/post/overdue.h"
 #include "core/post/polling.h"
 #include "core/post/posting.h"
+#include "core/post/waiting.h"
 #include "transport/registry.h"
 
-#define EVENTS_EVERY 64 /* rounds between checks of sockets while polling, */
-#define EVENTS_US 1000  /* and time in which rounds have something to take */
-#define BUSY_ROUNDS 4   /* with something to take since it slept, after which events are silent */
-#define WARM_MS 1       /* interval of checking channels that other threads poll */
-#define WATCH_MS 50     /* interval of checking what no event announces, while asleep */
+#define EVENTS_EVERY 64      /* rounds between checks of sockets while polling, */
+#define EVENTS_US 1000       /* and time in which rounds have something to take */
+#define WATCH_MS 50          /* interval of checking what no event announces, while asleep */
 #define CONTROL_PER_EVENT 16 /* control messages of one channel before the next gets its turn */
-
-/* Returns true if the progress thread must check the channel by itself, because no doorbell
- * wakes it. That ends when nobody has polled the channel between two checks. */
-static bool stays_warm(rdt_channel *channel) {
-  if (!atomic_load(&channel->warm)) return false;
-  unsigned polls = atomic_load(&channel->polls);
-  bool used = atomic_load(&channel->pollers) > 0 ||
-              (polls != channel->polls_armed && atomic_load(&channel->device->client_work) == 0);
-  channel->polls_armed = polls;
-  if (!used) atomic_store(&channel->warm, false);
-  return used;
-}
 
 static void forget(rdt_device *device, rdt_channel *channel) {
   rdt_channel **link = &device->active;
@@ -90,23 +76,6 @@ static void adopt_arrivals(rdt_device *device) {
   }
 }
 
-/* Returns true if another thread has polled the channel since the last call. That thread will
- * poll again, but not while it is busy with what it found. */
-static bool others_poll(rdt_channel *channel) {
-  if (atomic_load(&channel->pollers) + atomic_load(&channel->waiters) == 0) return false;
-  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
-  bool polled = polls != channel->polls_seen;
-  channel->polls_seen = polls;
-  return polled;
-}
-
-/* Nobody waits for its events while this thread polls, until it arms them to sleep. */
-static void silence(rdt_channel *channel) {
-  if (!rdt_channel_hold(channel)) return;
-  channel->transport->silence(channel->endpoint);
-  pthread_mutex_unlock(&channel->poll_lock);
-}
-
 /* Returns the number of notifications and completions taken. */
 static int advance_channel(rdt_channel *channel, bool may_take) {
   if (channel->drained) return 0;
@@ -114,11 +83,11 @@ static int advance_channel(rdt_channel *channel, bool may_take) {
   int taken = 0;
   if (down)
     taken = rdt_channel_runs_task(channel) ? 0 : rdt_channel_take(channel, 0);
-  else if (!rdt_channel_is_silent(channel) && !others_poll(channel))
+  else if (rdt_channel_wants_progress(channel))
     taken = rdt_channel_try_take(channel, may_take ? RDT_POLL_BUDGET : 0);
   rdt_control_flush(channel);
   if (down) return taken;
-  if (taken > 0 && channel->transport->silence && ++channel->busy == BUSY_ROUNDS) silence(channel);
+  if (taken > 0) rdt_channel_note_busy(channel);
   rdt_channel_flush(channel);
   if (taken < 0) {
     rdt_channel_take_down(channel, RDT_ERR_CONNECTION_LOST, RDT_LOG_WARN);
@@ -203,8 +172,8 @@ static bool serve_events(rdt_device *device, int timeout_ms) {
     else if (target->kind == RDT_WATCH_DOMAIN)
       serve_domain(device, target->transport);
     else if (target->kind == RDT_WATCH_TICK) {
-      drain_counter(device->tick_fd);
-      changes_nothing = rdt_channels_stay_silent(device) && count == 1;
+      drain_counter(device->tick.fd);
+      changes_nothing = rdt_channels_tick(device) && count == 1;
     }
     /* An endpoint's event only wakes us: advance_all finds what happened. */
   }
@@ -229,20 +198,17 @@ static int probe_all(rdt_device *device) {
 }
 
 /* Completions of our operations need to wake us only if something waits for them. */
-static bool arm(rdt_channel *channel, bool may_take) {
+static bool wants_completions(const rdt_channel *channel) {
   const rdt_transport *transport = channel->transport;
-  bool down = atomic_load(&channel->down);
-  bool completions = down || channel->closing || atomic_load(&channel->queued) ||
-                     atomic_load(&channel->sleepers) > 0 ||
-                     (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
-  if (holds_control(channel)) return false;
-  if (!down && (stays_warm(channel) || rdt_channel_is_silent(channel))) return true;
-  if (!rdt_channel_hold(channel)) return true; /* whoever polls arms it in the end */
-  may_take |= !channel->client->throttled;
-  bool quiet = (!down && atomic_load(&channel->waiters) > 0) ||
-               transport->arm(channel->endpoint, may_take && !down, completions);
-  pthread_mutex_unlock(&channel->poll_lock);
-  return quiet;
+  return atomic_load(&channel->down) || channel->closing || atomic_load(&channel->queued) ||
+         atomic_load(&channel->waiting.sleepers) > 0 ||
+         (transport->wants_doorbell && transport->wants_doorbell(channel->endpoint));
+}
+
+static bool arm(rdt_channel *channel, bool may_take) {
+  return !holds_control(channel) &&
+         rdt_channel_arm(channel, may_take || !channel->client->throttled,
+                         wants_completions(channel));
 }
 
 static bool arm_all(rdt_device *device, bool may_take) {
@@ -253,12 +219,8 @@ static bool arm_all(rdt_device *device, bool may_take) {
 }
 
 static void disarm_all(rdt_device *device) {
-  for (rdt_channel *channel = device->active; channel; channel = channel->next) {
-    channel->busy = 0;
-    if (rdt_channel_runs_task(channel) || !rdt_channel_hold(channel)) continue;
-    channel->transport->disarm(channel->endpoint);
-    pthread_mutex_unlock(&channel->poll_lock);
-  }
+  for (rdt_channel *channel = device->active; channel; channel = channel->next)
+    if (!rdt_channel_runs_task(channel)) rdt_channel_disarm(channel);
 }
 
 /* Returns true if the channel waits for something that no event announces: a queue's deadline,
@@ -282,10 +244,8 @@ static int sleep_limit(rdt_device *device) {
 static void sleep_until_event(rdt_device *device, bool may_take) {
   int limit = sleep_limit(device);
   bool quiet = arm_all(device, may_take);
-  for (const rdt_channel *channel = device->active; channel; channel = channel->next)
-    if (atomic_load(&channel->warm) ||
-        (atomic_load(&channel->waiters) > 0 && !rdt_channel_is_silent(channel)))
-      limit = shorter(limit, WARM_MS);
+  const int look = rdt_channels_look_ms(device); /* which arm_all may have changed */
+  if (look >= 0) limit = shorter(limit, look);
   const int64_t end = rdt_now_ms() + limit;
   /* The wake-up that came with `stop` may be drained already. */
   if (quiet && !atomic_load(&device->stop)) {
@@ -361,8 +321,8 @@ rdt_status rdt_progress_start(rdt_device *device) {
   device->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   if (device->epoll_fd < 0) return rdt_fail_errno(errno, "cannot create an epoll instance");
   int error = epoll_ctl(device->epoll_fd, EPOLL_CTL_ADD, device->wake_fd, &event) == 0 ? 0 : errno;
-  device->tick_watch.kind = RDT_WATCH_TICK;
-  if (!error && !watch(device, device->tick_fd, &device->tick_watch)) error = errno;
+  device->tick.watch.kind = RDT_WATCH_TICK;
+  if (!error && !watch(device, device->tick.fd, &device->tick.watch)) error = errno;
   if (!error && !watch_domains(device)) error = errno;
   if (!error) error = pthread_create(&device->progress_thread, NULL, run_progress, device);
   if (!error) return RDT_OK;

@@ -32,7 +32,7 @@ rdt_events rdt_channel_events(rdt_channel *channel) {
 
 bool rdt_channel_hold(rdt_channel *channel) {
   if (pthread_mutex_trylock(&channel->poll_lock) == 0) return true;
-  if (!atomic_load(&channel->down) && atomic_load(&channel->waiters) > 0) return false;
+  if (!atomic_load(&channel->down) && atomic_load(&channel->waiting.waiters) > 0) return false;
   pthread_mutex_lock(&channel->poll_lock);
   return true;
 }
@@ -51,63 +51,4 @@ int rdt_channel_take(rdt_channel *channel, int budget) {
 
 int rdt_channel_try_take(rdt_channel *channel, int budget) {
   return rdt_channel_hold(channel) ? poll_and_let_go(channel, budget) : 0;
-}
-
-/* Under poll_lock. */
-static void count_poll(rdt_channel *channel) {
-  unsigned polls = atomic_load_explicit(&channel->polls, memory_order_relaxed);
-  atomic_store_explicit(&channel->polls, polls + 1, memory_order_relaxed);
-}
-
-bool rdt_channel_busy_poll(rdt_channel *channel) {
-  rdt_events events = rdt_channel_events(channel);
-  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return false;
-  int taken = channel->transport->poll(channel->endpoint, 0, &events);
-  count_poll(channel);
-  pthread_mutex_unlock(&channel->poll_lock);
-  if (taken < 0)
-    rdt_channel_break(channel);
-  else if (taken > 0)
-    rdt_channel_flush(channel); /* what waited for room; the progress thread sleeps */
-  return taken != 0;
-}
-
-void rdt_channel_begin_polling(rdt_channel *channel) {
-  const rdt_transport *transport = channel->transport;
-  atomic_fetch_add(&channel->pollers, 1);
-  if (atomic_load(&channel->warm)) return;
-  pthread_mutex_lock(&channel->poll_lock);
-  atomic_store(&channel->warm, true);
-  if (transport->silence)
-    transport->silence(channel->endpoint);
-  else
-    transport->disarm(channel->endpoint);
-  pthread_mutex_unlock(&channel->poll_lock);
-  rdt_device_wake(channel->device); /* it must look by itself now */
-}
-
-int rdt_channel_poll(rdt_channel *channel) {
-  rdt_events events = rdt_channel_events(channel);
-  if (atomic_load(&channel->down) || pthread_mutex_trylock(&channel->poll_lock) != 0) return 0;
-  int taken = channel->transport->poll(channel->endpoint, RDT_POLL_BUDGET, &events);
-  count_poll(channel);
-  pthread_mutex_unlock(&channel->poll_lock);
-  if (taken < 0)
-    rdt_channel_break(channel);
-  else
-    rdt_channel_flush(channel);
-  return taken;
-}
-
-void rdt_channel_end_polling(rdt_channel *channel) { atomic_fetch_sub(&channel->pollers, 1); }
-
-bool rdt_channel_end_polling_to_sleep(rdt_channel *channel) {
-  bool quiet = true;
-  pthread_mutex_lock(&channel->poll_lock);
-  if (atomic_fetch_sub(&channel->pollers, 1) == 1 && !atomic_load(&channel->down)) {
-    atomic_store(&channel->warm, false);
-    quiet = channel->transport->arm(channel->endpoint, true, true);
-  }
-  pthread_mutex_unlock(&channel->poll_lock);
-  return quiet;
 }

@@ -16,14 +16,5 @@ bool rdt_channel_hold(rdt_channel *channel);
 int rdt_channel_take(rdt_channel *channel, int budget);
 /* Likewise, or returns 0 if rdt_channel_hold fails. */
 int rdt_channel_try_take(rdt_channel *channel, int budget);
-/* Takes completions on a thread that waits for one; see busy_poll.h. Returns true if anything came. */
-bool rdt_channel_busy_poll(rdt_channel *channel);
-/* A thread takes a channel's notifications itself: it begins, polls, and ends. If it ends in
- * order to sleep, the peer wakes the progress thread from then on; false means that something
- * came meanwhile, and that the thread should poll again instead. */
-void rdt_channel_begin_polling(rdt_channel *channel);
-int rdt_channel_poll(rdt_channel *channel);
-void rdt_channel_end_polling(rdt_channel *channel);
-bool rdt_channel_end_polling_to_sleep(rdt_channel *channel);
 
 #endif

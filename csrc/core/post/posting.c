@@ -281,7 +281,7 @@ rdt_status rdt_channel_post_queued(rdt_channel *channel, const rdt_op *ops, size
   const rdt_transport *transport = channel->transport;
   bool stalled = transport->wants_doorbell && transport->wants_doorbell(channel->endpoint);
   pthread_mutex_unlock(&channel->send_lock);
-  bool silent = completion->wants_event && atomic_load(&channel->silent);
+  bool silent = completion->wants_event && atomic_load(&channel->waiting.mode) == RDT_SILENT;
   if (stalled || silent) rdt_device_wake(channel->device); /* completions matter from now on */
   if (!breaks_channel(status)) return status;
   rdt_channel_break(channel);

@@ -14,11 +14,10 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "base/thread.h"
-#include "core/post/busy_poll.h"
 #include "core/post/channel.h"
 #include "core/post/events.h"
-#include "core/post/polling.h"
 #include "core/post/posting.h"
+#include "core/post/waiting.h"
 
 #define ROOM_US 1000      /* between attempts to post a grant */
 #define POLLS_PER_LOOK 32 /* of the endpoint between checks of the transfer */
@@ -61,11 +60,11 @@ void rdt_transfer_drop(rdt_transfer *transfer) {
 /* From here on completions must wake the progress thread. */
 static void begin_sleep(rdt_channel *channel) {
   if (!channel || channel->transport->synchronous) return;
-  if (atomic_fetch_add(&channel->sleepers, 1) == 0) rdt_device_wake(channel->device);
+  if (atomic_fetch_add(&channel->waiting.sleepers, 1) == 0) rdt_device_wake(channel->device);
 }
 
 static void end_sleep(rdt_channel *channel) {
-  if (channel && !channel->transport->synchronous) atomic_fetch_sub(&channel->sleepers, 1);
+  if (channel && !channel->transport->synchronous) atomic_fetch_sub(&channel->waiting.sleepers, 1);
 }
 
 static void announce(rdt_channel *channel, rdt_event *watchers) {
@@ -170,7 +169,7 @@ static bool is_complete(rdt_transfer *transfer) { return current(transfer) != RD
 /* Polls for the completion, which saves two thread switches. Returns true if the transfer is
  * complete. */
 static bool look(rdt_transfer *transfer) {
-  for (int i = 0; i < POLLS_PER_LOOK && !rdt_channel_busy_poll(transfer->channel); i++) continue;
+  for (int i = 0; i < POLLS_PER_LOOK && !rdt_channel_waiter_poll(transfer->channel); i++) continue;
   return is_complete(transfer);
 }
 

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 #include "core/post/channel.h"
-#include "core/post/polling.h"
+#include "core/post/waiting.h"
 #include "group/meet/meet.h"
 #include "group/schedule/reduce.h"
 
@@ -48,7 +48,7 @@ static rdt_status ping(rdt_group *group, rdt_channel *channel) {
   rdt_wire_put_u64(&wire, 0);
   rdt_status status = rdt_group_meeting_send(channel, RDT_GROUP_PING, &wire);
   while (status == RDT_OK && atomic_load(&group->groups->pongs) == before) {
-    rdt_channel_poll(channel);
+    rdt_channel_poller_poll(channel);
     if (atomic_load(&channel->down)) status = rdt_channel_fail_down(channel);
     if (rdt_deadline_left(deadline) == 0)
       status = rdt_fail(RDT_ERR_DEADLINE, "%s does not answer", channel->peer_name);
@@ -61,13 +61,13 @@ static rdt_status measure_latency(rdt_group *group, rdt_channel *channel, double
   rdt_status status = RDT_OK;
   bool more = true;
   begin(&watch);
-  rdt_channel_begin_polling(channel);
+  rdt_channel_poller_begin(channel);
   for (int i = 0; i < PINGS && more && status == RDT_OK; i++) {
     lap_begin(&watch);
     status = ping(group, channel);
     more = lap_end(&watch, PINGS_BUDGET_NS);
   }
-  rdt_channel_end_polling(channel);
+  rdt_channel_poller_end(channel);
   *latency_ns = watch.best / 2;
   return status;
 }

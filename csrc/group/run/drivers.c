@@ -10,7 +10,7 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "base/thread.h"
-#include "core/post/polling.h"
+#include "core/post/waiting.h"
 #include "group/run/run.h"
 
 #define TICK_MS 50  /* interval of checking deadlines of operations that nobody waits for */
@@ -170,18 +170,18 @@ rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_don
 
 static void begin_polling(const rdt_group *group) {
   for (uint32_t i = 0; i < group->size; i++)
-    if (i != group->rank) rdt_channel_begin_polling(group->links[i].channel);
+    if (i != group->rank) rdt_channel_poller_begin(group->links[i].channel);
 }
 
 static void end_polling(const rdt_group *group) {
   for (uint32_t i = 0; i < group->size; i++)
-    if (i != group->rank) rdt_channel_end_polling(group->links[i].channel);
+    if (i != group->rank) rdt_channel_poller_end(group->links[i].channel);
 }
 
 static bool end_polling_to_sleep(const rdt_group *group) {
   bool quiet = true;
   for (uint32_t i = 0; i < group->size; i++)
-    if (i != group->rank) quiet &= rdt_channel_end_polling_to_sleep(group->links[i].channel);
+    if (i != group->rank) quiet &= rdt_channel_poller_sleep(group->links[i].channel);
   return quiet;
 }
 
@@ -194,7 +194,7 @@ static bool has_events(const rdt_group_operation *operation) {
 static bool look(rdt_group_operation *operation) {
   const rdt_group *group = operation->group;
   for (uint32_t i = 0; i < group->size; i++)
-    if (i != group->rank) rdt_channel_poll(group->links[i].channel);
+    if (i != group->rank) rdt_channel_poller_poll(group->links[i].channel);
   return has_events(operation);
 }
 

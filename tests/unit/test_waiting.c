@@ -8,9 +8,9 @@
 
 #include "base/config.h"
 #include "core/objects.h"
-#include "core/post/busy_poll.h"
 #include "core/post/channel.h"
 #include "core/post/polling.h"
+#include "core/post/waiting.h"
 #include "unit.h"
 
 static rdt_device *here, *there;
@@ -88,7 +88,7 @@ static void let_go(rdt_transfer *transfer) {
 
 static void wait_once(void) {
   rdt_channel_waiter_begin(channel);
-  rdt_channel_busy_poll(channel);
+  rdt_channel_waiter_poll(channel);
   rdt_channel_waiter_end(channel);
 }
 
@@ -98,7 +98,8 @@ static void wait_until_it_is_silent(void) { UNTIL((wait_once(), rdt_channel_is_s
 static void test_silent_behind_a_wait(void) {
   rdt_transfer *transfer = hold_peer();
   wait_until_it_is_silent();
-  UNTIL(!atomic_load(&channel->silent)); /* since that thread did not come back */
+  UNTIL(atomic_load(&channel->waiting.mode) !=
+        RDT_SILENT); /* since that thread did not come back */
   wait_until_it_is_silent();
   let_go(transfer);
 }
@@ -116,10 +117,10 @@ static void test_ends_for_a_sleeper(void) {
   atomic_store(&done, 0);
   wait_until_it_is_silent();
   EXPECT(pthread_create(&sleeper, NULL, wait_asleep, transfer) == 0);
-  UNTIL(atomic_load(&channel->sleepers) > 0);
+  UNTIL(atomic_load(&channel->waiting.sleepers) > 0);
   EXPECT(!rdt_channel_is_silent(channel));
   wait_once();
-  EXPECT(!atomic_load(&channel->silent));
+  EXPECT(atomic_load(&channel->waiting.mode) != RDT_SILENT);
   atomic_store(&held, false);
   EXPECT(becomes(&done, 1));
   pthread_join(sleeper, NULL);
@@ -134,7 +135,7 @@ static void test_ends_for_a_callback(void) {
   EXPECT_STATUS(RDT_IN_PROGRESS, rdt_channel_post(channel, &op, 1, count_done, NULL));
   EXPECT(!rdt_channel_is_silent(channel));
   wait_once();
-  EXPECT(!atomic_load(&channel->silent));
+  EXPECT(atomic_load(&channel->waiting.mode) != RDT_SILENT);
   atomic_store(&held, false);
   EXPECT(becomes(&done, 1));
   let_go(transfer);
@@ -177,7 +178,7 @@ static void hear_peer(void) {
   const rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = 8};
   EXPECT(rdt_channel_post(atomic_load(&accepted), &op, 1, NULL, NULL) >= RDT_OK);
   rdt_channel_waiter_begin(channel);
-  UNTIL((rdt_channel_busy_poll(channel), heard() > before));
+  UNTIL((rdt_channel_waiter_poll(channel), heard() > before));
   rdt_channel_waiter_end(channel);
 }
 
@@ -187,7 +188,7 @@ static void test_a_peer_that_posts_ends_it(void) {
   rdt_transfer *transfer = hold_peer();
   wait_until_it_is_silent();
   hear_peer();
-  EXPECT(!atomic_load(&channel->silent));
+  EXPECT(atomic_load(&channel->waiting.mode) != RDT_SILENT);
   EXPECT_STATUS(RDT_OK, rdt_device_next_notification(here, -1, &notification));
   EXPECT(notification.immediate == 8);
   rdt_notification_clear(&notification);
@@ -197,7 +198,7 @@ static void test_a_peer_that_posts_ends_it(void) {
 /* With nothing under way, the peer is the only one who can have something to say. */
 static void test_silent_after_all_if_the_peer_is_still(void) {
   rdt_notification notification;
-  UNTIL((hear_peer(), wait_once(), !atomic_load(&channel->silent)));
+  UNTIL((hear_peer(), wait_once(), atomic_load(&channel->waiting.mode) != RDT_SILENT));
   wait_until_it_is_silent(); /* as it posts no more */
   while (rdt_device_next_notification(here, 0, &notification) == RDT_OK)
     rdt_notification_clear(&notification);
