@@ -90,11 +90,11 @@ def _listed(transports: Any) -> Any:
 class Device:
     """A port that peers connect to, a progress thread, regions and connections.
 
-    `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to
-    listen on; by default it is the setting BIND_ADDRESS. Port 0 is the setting BIND_PORT, by
-    default any free port. `transports` maps the name of each transport to what it uses, or to the
-    reason why this machine cannot use it. Closing the device closes its regions and connections.
-    Any thread may use it. A child of os.fork() may not; it opens its own device.
+    `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to listen on;
+    by default it is the setting BIND_ADDRESS. Port 0 is the setting BIND_PORT, by default any free port.
+    `transports` maps the name of each transport to what it uses, or to the reason why this machine cannot
+    use it. Closing the device closes its regions and connections. Any thread may use it. A child of
+    os.fork() may not; it opens its own device.
     """
 
     def __init__(self, name: str | None = None, bind: str | None = None, port: int = 0) -> None:
@@ -135,8 +135,8 @@ class Device:
     ) -> Region:
         """Allocate `shape` elements of `dtype`, filled with zeros, and let peers open them.
 
-        Peers open the region by `name`, which is unique on the device and at most 63 bytes long.
-        They open a region without a name by its key. Raises DeviceError if no memory is left.
+        Peers open the region by `name`, which is unique on the device and at most 63 bytes long. They open a
+        region without a name by its key. Raises DeviceError if no memory is left.
         """
         return self.register(buffers.empty(shape, dtype), access, name)
 
@@ -145,13 +145,12 @@ class Device:
     ) -> Region:
         """Let peers use the memory of an existing array or buffer. The region keeps it alive.
 
-        With `access` READ the memory may be read-only: bytes, a mapped file, an array that is not
-        writable.
+        With `access` READ the memory may be read-only: bytes, a mapped file, an array that is not writable.
 
-        A transport that shares pages (shm) needs an array from rdmatensor.empty. With `access` READ
-        it takes other memory too: then the kernel copies what peers read, if it lets them, and they
-        cannot map it. Raises Unsupported if no transport of the device can share the memory. RDMA
-        pins the memory; raises DeviceError if the limit of locked memory does not permit that.
+        A transport that shares pages (shm) needs an array from rdmatensor.empty. With `access` READ it takes
+        other memory too: then the kernel copies what peers read, if it lets them, and they cannot map it.
+        Raises Unsupported if no transport of the device can share the memory. RDMA pins the memory; raises
+        DeviceError if the limit of locked memory does not permit that.
         """
         bits, text = access_bits(access), c_text_or_null("name", name)
         kind = buffers.kind_of(array)
@@ -175,10 +174,10 @@ class Device:
     ) -> RemoteDevice:
         """Connect to the device at "host:port". Blocks for at most `timeout` seconds.
 
-        Takes the first transport that works, of `transports` if any are named. `expect` is the name
-        that the device must have; with a secret, nobody without it can pretend that name, or divert
-        the connection to another device that has the secret. Raises ConnectionRefused, whose text
-        gives the reason for each transport, or DeadlineExceeded.
+        Takes the first transport that works, of `transports` if any are named. `expect` is the name that the
+        device must have; with a secret, nobody without it can pretend that name, or divert the connection to
+        another device that has the secret. Raises ConnectionRefused, whose text gives the reason for each
+        transport, or DeadlineExceeded.
         """
         out, limit = ffi.new("rdt_channel **"), milliseconds(timeout)
         where, name = c_text("address", address), c_text_or_null("expect", expect)
@@ -193,8 +192,7 @@ class Device:
     def next_notification(self, timeout: float | None = None) -> Notification:
         """Return the oldest notification of any peer. Waits for one for at most `timeout` seconds.
 
-        Raises DeadlineExceeded if none came. No notification is lost: if nobody takes them, senders
-        wait.
+        Raises DeadlineExceeded if none came. No notification is lost: if nobody takes them, senders wait.
         """
         found = self._next(timeout)
         if found is None:
@@ -213,8 +211,8 @@ class Device:
     async def anext_notification(self, timeout: float | None = None) -> Notification:
         """Do what next_notification does, for asyncio. Cancelling it loses no notification.
 
-        Any number of coroutines, of any number of loops, may wait. They occupy no thread, and those
-        of a loop get notifications in the order in which they began to wait.
+        Any number of coroutines, of any number of loops, may wait. They occupy no thread, and those of a
+        loop get notifications in the order in which they began to wait.
         """
         return await event_loop.notification(self, timeout)
 
@@ -243,8 +241,8 @@ class Device:
     def close(self) -> None:
         """Close connections and regions, then the device. A second call does nothing.
 
-        Pending transfers fail with Closed or Cancelled. `close` waits for the calls that other
-        threads make on this device; calls that wait for peers, groups or notifications end at once.
+        Pending transfers fail with Closed or Cancelled. `close` waits for the calls that other threads make
+        on this device; calls that wait for peers, groups or notifications end at once.
         """
         with self._changed:
             if not self._closing:
@@ -359,9 +357,7 @@ class Device:
         return known
 
     def _drop(self, remote: RemoteDevice, channel: Any) -> None:
-        """Forget a closed peer, because its handle may soon name another channel. Called by its
-        close().
-        """
+        """Forget a closed peer, because its handle may soon name another channel. Called by its close()."""
         with self._changed:
             key = int(ffi.cast("uintptr_t", channel))
             if self._remotes.get(key) is remote:
@@ -374,9 +370,7 @@ class Device:
             self._closing_remotes = [r for r in self._closing_remotes if r not in ended]
 
     def _close_region(self, region: Region) -> None:
-        """Close a region, unless close() has begun, which closes all of them. Called by
-        Region.close.
-        """
+        """Close a region, unless close() has begun, which closes all of them. Called by Region.close."""
         array = None
         with self._changed:
             handle, region._handle = region._handle, None
@@ -431,9 +425,7 @@ _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close all devices at exit, so that peers see a closed connection at once, not a lost one
-    later.
-    """
+    """Close all devices at exit, so that peers see a closed connection at once, not a lost one later."""
     for device in list(_open_devices):
         device.close()
 

@@ -95,35 +95,30 @@ class Operation(Transfer):
 
 
 class Group:
-    """A group of `size` devices, in which `device` has the number `rank`. Blocks until all have
-    joined.
+    """A group of `size` devices, in which `device` has the number `rank`. Blocks until all have joined.
 
-    Members meet at rank 0: `root` is the address of its device; rank 0 itself may omit it. `expect`
-    is the name that its device must have, as for Device.connect(). `name` is at most 63 bytes long,
-    the same for all members, and unique among their groups. Raises DeadlineExceeded, which names
-    the missing ranks, after `timeout` seconds (None: the setting DEADLINE_MS), and
-    ConnectionRefused if another device is at `root`, or if two members claim one rank or differ in
-    size or settings.
+    Members meet at rank 0: `root` is the address of its device; rank 0 itself may omit it. `expect` is the
+    name that its device must have, as for Device.connect(). `name` is at most 63 bytes long, the same for
+    all members, and unique among their groups. Raises DeadlineExceeded, which names the missing ranks, after
+    `timeout` seconds (None: the setting DEADLINE_MS), and ConnectionRefused if another device is at `root`,
+    or if two members claim one rank or differ in size or settings.
 
-    Every member calls the same methods with the same dtypes, counts and arguments, in the same
-    order. Calls with a `tag` may come in any order and from several threads; a tag is a number from
-    0 to 2**63 - 1 that no other unfinished operation has. `detail` is a text that must be equal at
-    all members, such as str(array.shape). If it differs, the operation fails, and the error quotes
-    the first line that differs.
+    Every member calls the same methods with the same dtypes, counts and arguments, in the same order. Calls
+    with a `tag` may come in any order and from several threads; a tag is a number from 0 to 2**63 - 1 that
+    no other unfinished operation has. `detail` is a text that must be equal at all members, such as
+    str(array.shape). If it differs, the operation fails, and the error quotes the first line that differs.
 
-    Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs
-    floats.
+    Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs floats.
 
-    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in
-    a region of the device with READ and WRITE access, such as those from empty(), move without a
-    copy. The result goes into `out`: a new array (None), `array` itself, or an array that does not
-    overlap it.
+    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in a region
+    of the device with READ and WRITE access, such as those from empty(), move without a copy. The result
+    goes into `out`: a new array (None), `array` itself, or an array that does not overlap it.
 
-    A failed operation fails at every member where it is under way: with UsageError if members
-    disagree, DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or
-    ConnectionLost if a member is gone. If members disagree and it was complete at one, the next
-    operation fails with UsageError. After the error nobody touches its arrays; their contents are
-    undefined. The group stays usable unless a member is gone.
+    A failed operation fails at every member where it is under way: with UsageError if members disagree,
+    DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member
+    is gone. If members disagree and it was complete at one, the next operation fails with UsageError. After
+    the error nobody touches its arrays; their contents are undefined. The group stays usable unless a member
+    is gone.
 
     Any thread may use the group. It lives until close(), or until the device is closed.
     """
@@ -182,9 +177,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Combine all members' arrays by `op`, element by element, with the same bits at each
-        member.
-        """
+        """Combine all members' arrays by `op`, element by element, with the same bits at each member."""
         if out is not array:
             out = result_of("all_reduce", array, out, self.size)
         self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag, detail)
@@ -200,9 +193,7 @@ class Group:
         tag: int | None = None,
         detail: str | None = None,
     ) -> Array:
-        """Return part `rank` of what all_reduce gives, cut into `size` equal parts along the first
-        axis.
-        """
+        """Return part `rank` of what all_reduce gives, cut into `size` equal parts along the first axis."""
         out = result_of("reduce_scatter", array, out, self.size)
         self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag, detail)
         return out
@@ -275,8 +266,8 @@ class Group:
     ) -> Operation:
         """Start the operation that the method of this name runs, and return at once.
 
-        Started operations run at the same time. Without tags they are matched in the order in which
-        each member starts them; other calls in between do not matter.
+        Started operations run at the same time. Without tags they are matched in the order in which each
+        member starts them; other calls in between do not matter.
         """
         if kind == "barrier":
             array = out = _NOTHING
@@ -310,17 +301,15 @@ class Group:
     def cancel(self, tag: int | None = None) -> None:
         """End the operation with this tag with Cancelled, here and at the other members.
 
-        If the operation is called later, it ends then. None ends all operations that are running
-        here.
+        If the operation is called later, it ends then. None ends all operations that are running here.
         """
         self._cancel(None if tag is None else checked_tag(tag))
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = np.float32) -> Array:
         """Return a zero-filled array that moves without a copy.
 
-        The array has its own region. When the last view of the array is dropped, the region is
-        closed and the memory is freed. Raises DeviceError if no memory is left or it cannot be
-        registered.
+        The array has its own region. When the last view of the array is dropped, the region is closed and
+        the memory is freed. Raises DeviceError if no memory is left or it cannot be registered.
         """
         dims, kind, nbytes = buffers.extent(shape, dtype)
         if not nbytes:
@@ -328,9 +317,7 @@ class Group:
         return self._device._registered(nbytes).view(kind).reshape(dims)
 
     def choose(self, kind: Kind, nbytes: int) -> str:
-        """Return the algorithm that "auto" takes for operations of this kind with `nbytes` of
-        input.
-        """
+        """Return the algorithm that "auto" takes for operations of this kind with `nbytes` of input."""
         out = ffi.new("rdt_algorithm *")
         nbytes = whole("nbytes", nbytes)
         with self._lock:
@@ -347,13 +334,12 @@ class Group:
     ) -> None:
         """Replace the group's spanning trees for the algorithm "trees".
 
-        Every member calls it with the same arguments, without other operations under way, and waits
-        until all have. "auto" then takes trees where they are expected to be the fastest. `pair_ns`
-        has the nanoseconds per byte from each member to each other one, row by row, 0 where no link
-        leads; "auto" then expects of the other algorithms what these links permit.
-        rdmatensor.topology.plan() finds both. Without a tree for an operation, "trees" is "ring".
-        Raises UsageError if trees are malformed or differ among members, and the errors of
-        barrier().
+        Every member calls it with the same arguments, without other operations under way, and waits until
+        all have. "auto" then takes trees where they are expected to be the fastest. `pair_ns` has the
+        nanoseconds per byte from each member to each other one, row by row, 0 where no link leads; "auto"
+        then expects of the other algorithms what these links permit. rdmatensor.topology.plan() finds both.
+        Without a tree for an operation, "trees" is "ring". Raises UsageError if trees are malformed or
+        differ among members, and the errors of barrier().
         """
         rows, keep = tree_rows(trees, self.size)
         costs = ffi.NULL if pair_ns is None else ffi.new("double[]", list(pair_ns))
@@ -394,17 +380,13 @@ class Group:
         return self._handle is None
 
     def _abort(self, text: str) -> None:
-        """End the group at every member: what runs or starts later raises ConnectionLost with this
-        text.
-        """
+        """End the group at every member: what runs or starts later raises ConnectionLost with this text."""
         with self._lock:
             if self._handle is not None:
                 check(lib.rdt_group_abort(self._handle, lib.RDT_ERR_CONNECTION_LOST, text.encode()))
 
     def close(self) -> None:
-        """End running operations with Cancelled, here and at the other members. May be called
-        again.
-        """
+        """End running operations with Cancelled, here and at the other members. May be called again."""
         with self._lock:
             handle, self._handle = self._handle, None
             slots, self._slots = self._slots, {}

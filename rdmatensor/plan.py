@@ -161,8 +161,8 @@ class Options:
 class Placement(NamedTuple):
     """How an edge travels, and where it lies.
 
-    `bytes` is its size or bound, 0 if unknown. `ring` and `group` are numbers in its link, or None.
-    `offset` counts from the start of a slot.
+    `bytes` is its size or bound, 0 if unknown. `ring` and `group` are numbers in its link, or None. `offset`
+    counts from the start of a slot.
     """
 
     plan_class: PlanClass
@@ -188,8 +188,8 @@ class Ring(NamedTuple):
 class Link(NamedTuple):
     """What travels from one task to another.
 
-    `bytes` is the memory that the destination registers. `hash` is equal at both ends if their
-    plans are equal.
+    `bytes` is the memory that the destination registers. `hash` is equal at both ends if their plans are
+    equal.
     """
 
     source: int
@@ -212,9 +212,7 @@ class Fusion(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan: `places` in the order of the edges, `links` by source and destination, `rings` by
-    link.
-    """
+    """A plan: `places` in the order of the edges, `links` by source and destination, `rings` by link."""
 
     places: list[Placement]
     links: list[Link]
@@ -258,9 +256,7 @@ def make(edges: Iterable[Edge], task_count: int, options: Options | None = None)
 
 
 def fuse(edges: Iterable[Edge], options: Options | None = None) -> list[Fusion]:
-    """Decide which edges share operations. `source` and `destination` are devices here, in any
-    numbering.
-    """
+    """Decide which edges share operations. `source` and `destination` are devices here, in any numbering."""
     kept: list[Any] = []
     rows = list(edges)
     fusions = ffi.new("rdt_plan_fusion[]", len(rows))

@@ -75,14 +75,14 @@ def _put_back(arrival: Arrival | None) -> None:
 class Store:
     """The parameters of this process, which others read, and a slot for what each of them sends.
 
-    Members have a rank each and open stores of one name with the same sizes; each connects to the
-    others whose parameters it pulls, or to which it pushes. Nobody waits for anybody: a pull reads
-    memory, and a push writes into the sender's own slot if that is free. A member that dies raises
-    ConnectionLost in the calls for it only, and may come back with another address. Any thread may
-    use it, but only one thread at a time may publish.
+    Members have a rank each and open stores of one name with the same sizes; each connects to the others
+    whose parameters it pulls, or to which it pushes. Nobody waits for anybody: a pull reads memory, and a
+    push writes into the sender's own slot if that is free. A member that dies raises ConnectionLost in the
+    calls for it only, and may come back with another address. Any thread may use it, but only one thread at
+    a time may publish.
 
-    `nbytes` is the size of the parameters, and `slot_nbytes` the largest size of a push. `buffers`
-    is how many versions are kept: with more, slower readers find theirs whole.
+    `nbytes` is the size of the parameters, and `slot_nbytes` the largest size of a push. `buffers` is how
+    many versions are kept: with more, slower readers find theirs whole.
     """
 
     def __init__(
@@ -125,11 +125,10 @@ class Store:
             device._stores.add(self)
 
     def connect(self, rank: int, address: str, timeout: float | None = None) -> None:
-        """Connect to a member's store, or connect anew. Waits `timeout` seconds for it to be
-        opened.
+        """Connect to a member's store, or connect anew. Waits `timeout` seconds for it to be opened.
 
-        Raises UsageError if it is another member's or has other sizes, RegionError if none is
-        opened in time, and what Device.connect raises.
+        Raises UsageError if it is another member's or has other sizes, RegionError if none is opened in
+        time, and what Device.connect raises.
         """
         to, where, limit = _rank(rank), c_text("address", address), milliseconds(timeout)
         self._check(lambda handle: lib.rdt_store_connect(handle, to, where, limit))
@@ -152,8 +151,7 @@ class Store:
         )
 
     def publish(self, array: Buffer, mark: int = 0) -> int:
-        """Copy `array`, of `nbytes` bytes, and make it the newest version. Return its number, from
-        1.
+        """Copy `array`, of `nbytes` bytes, and make it the newest version. Return its number, from 1.
 
         `mark` is a number of up to 64 bits that readers get beside it, such as a step.
         """
@@ -173,11 +171,10 @@ class Store:
     def pull(
         self, rank: int, into: Buffer, offset: int = 0, timeout: float | None = None
     ) -> Pulled:
-        """Fill `into` from a member's newest version, from `offset` bytes on. The bytes are of one
-        version.
+        """Fill `into` from a member's newest version, from `offset` bytes on. The bytes are of one version.
 
-        Waits for the first version. Raises DeadlineExceeded, also if the member overwrites versions
-        faster than they can be read, ConnectionLost, and RegionError beyond the end.
+        Waits for the first version. Raises DeadlineExceeded, also if the member overwrites versions faster
+        than they can be read, ConnectionLost, and RegionError beyond the end.
         """
         local = buffers.target(into)
         found, limit = ffi.new("rdt_store_pulled *"), milliseconds(timeout)
@@ -191,11 +188,11 @@ class Store:
     """Do what pull does, for asyncio. A cancelled call may write to `into` until its time is over."""
 
     def push(self, rank: int, data: Buffer, mark: int = 0, timeout: float | None = None) -> bool:
-        """Write `data` into this member's slot at another one. Return False, and do nothing, if it
-        is not free.
+        """Write `data` into this member's slot at another one. Return False, and do nothing, if it is not
+        free.
 
-        A slot is free once the other member has released what came before. After an error, the
-        member may have got the data or not.
+        A slot is free once the other member has released what came before. After an error, the member may
+        have got the data or not.
         """
         local = buffers.source(data)
         sent, limit = ffi.new("int *"), milliseconds(timeout)
@@ -209,9 +206,7 @@ class Store:
     """Do what push does, for asyncio. The member may still get the data of a cancelled call."""
 
     def take(self, timeout: float | None = 0) -> Arrival | None:
-        """Return the oldest push that has not been taken; None if none comes within `timeout`
-        seconds.
-        """
+        """Return the oldest push that has not been taken; None if none comes within `timeout` seconds."""
         found = ffi.new("rdt_store_arrival *")
         try:
             status = self._wait(
@@ -231,9 +226,7 @@ class Store:
     """Do what take does, for asyncio. Cancelling it loses no push."""
 
     def set_clock(self, clock: int) -> None:
-        """Tell all connected members this one's clock, which never goes back. 2**64 - 1: wait no
-        more.
-        """
+        """Tell all connected members this one's clock, which never goes back. 2**64 - 1: wait no more."""
         told = whole("clock", clock)
         self._check(lambda handle: lib.rdt_store_set_clock(handle, told))
 

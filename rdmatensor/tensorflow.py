@@ -85,19 +85,18 @@ def use(
     """Choose how servers of this process send tensors. Call it before the first server is created.
 
     `policy` and `transport` (some of "shm", "verbs" and "tcp") set RDMATENSOR_POLICY and
-    RDMATENSOR_TRANSPORTS for this process; None leaves them. `require` makes this call fail if
-    grpc+rdma cannot work here, and sets the policy to "rdma": a peer that cannot be reached then
-    fails its steps instead of being served by gRPC.
+    RDMATENSOR_TRANSPORTS for this process; None leaves them. `require` makes this call fail if grpc+rdma
+    cannot work here, and sets the policy to "rdma": a peer that cannot be reached then fails its steps
+    instead of being served by gRPC.
 
-    `default_protocol` is for launchers, such as Kubeflow and Ray, that set TF_CONFIG without a
-    protocol. It adds "rpc_layer": "grpc+rdma" to this process's TF_CONFIG unless that names a
-    protocol already, so that `TFConfigClusterResolver` and strategies use it. Without TF_CONFIG it
-    changes nothing. All tasks of a cluster must make the call.
+    `default_protocol` is for launchers, such as Kubeflow and Ray, that set TF_CONFIG without a protocol. It
+    adds "rpc_layer": "grpc+rdma" to this process's TF_CONFIG unless that names a protocol already, so that
+    `TFConfigClusterResolver` and strategies use it. Without TF_CONFIG it changes nothing. All tasks of a
+    cluster must make the call.
 
-    Raises UsageError for unknown names, for `require` with policy "grpc", if a server exists
-    already, and if `default_protocol` finds a TF_CONFIG that is not a JSON object. With `require`
-    it also raises Unsupported or DeviceError, with the reason, if this process has no plugin or no
-    wanted transport is usable.
+    Raises UsageError for unknown names, for `require` with policy "grpc", if a server exists already, and if
+    `default_protocol` finds a TF_CONFIG that is not a JSON object. With `require` it also raises Unsupported
+    or DeviceError, with the reason, if this process has no plugin or no wanted transport is usable.
     """
     if loaded() and (servers := stats()["servers"]):
         raise UsageError(
@@ -129,10 +128,9 @@ def use(
 def repair_keras() -> None:
     """Make `fit` and `evaluate` of Keras 3 work under MultiWorkerMirroredStrategy in this process.
 
-    Stock Keras 3 fails there over any protocol. Call it before `fit`; a second call changes
-    nothing. It replaces two functions of Keras: the mean of a step's results over all workers, and
-    the batch from which a model is built. Raises Unsupported if Keras is not version 3, or if this
-    version has no such functions.
+    Stock Keras 3 fails there over any protocol. Call it before `fit`; a second call changes nothing. It
+    replaces two functions of Keras: the mean of a step's results over all workers, and the batch from which
+    a model is built. Raises Unsupported if Keras is not version 3, or if this version has no such functions.
     """
     keras_fit.repair()
 
@@ -160,9 +158,9 @@ def peers() -> list[Peer]:
 def slow_edges(count: int = 20) -> list[SlowEdge]:
     """Return the edges with the longest waits in this process, at most 20: `stats()["slow_edges"]`.
 
-    A wait ends when the tensor arrives, so it includes the time for which the sender computes. A
-    slow edge that carries few bytes therefore shows for which task the others wait. Raises
-    Unsupported if this process does not have the plugin.
+    A wait ends when the tensor arrives, so it includes the time for which the sender computes. A slow edge
+    that carries few bytes therefore shows for which task the others wait. Raises Unsupported if this process
+    does not have the plugin.
     """
     return stats()["slow_edges"][:count]
 
@@ -170,9 +168,9 @@ def slow_edges(count: int = 20) -> list[SlowEdge]:
 def plan(task: str | None = None) -> dict[str, Any]:
     """Return the plan in force for the tensors that `task` of this process receives.
 
-    `task` is the full name of one of its servers, "/job:worker/replica:0/task:0"; None means its
-    only server. `graph_analyzer.TransferPlan.from_json` reads the same format. Raises Unsupported
-    if this process does not have the plugin, and UsageError if it has no such grpc+rdma server.
+    `task` is the full name of one of its servers, "/job:worker/replica:0/task:0"; None means its only
+    server. `graph_analyzer.TransferPlan.from_json` reads the same format. Raises Unsupported if this process
+    does not have the plugin, and UsageError if it has no such grpc+rdma server.
     """
     function = library().rdt_tf_plan_json
     function.restype = ctypes.c_size_t

@@ -42,9 +42,7 @@ def count(number: int, noun: str) -> str:
 
 
 def bandwidth(text: str) -> float:
-    """Read bytes per second from "100Gbit" or "12.5GB"; "/s" may follow. Raises ValueError
-    otherwise.
-    """
+    """Read bytes per second from "100Gbit" or "12.5GB"; "/s" may follow. Raises ValueError otherwise."""
     match = re.fullmatch(_NUMBER + r"([kmgtKMGT]?)(bit|b|B)(?:/s|ps)?", text.strip())
     if match is None or float(match[1]) == 0:
         raise ValueError(f"bandwidth {text!r}: expected a value such as 100Gbit or 12.5GB")

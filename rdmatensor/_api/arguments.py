@@ -13,9 +13,7 @@ MOST = 2**64 - 1
 
 
 def whole(what: str, value: Any, least: int = 0, most: int = MOST) -> int:
-    """Return `value`, of Python or numpy, as an int. Raises UsageError unless it is within
-    least..most.
-    """
+    """Return `value`, of Python or numpy, as an int. Raises UsageError unless it is within least..most."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Batch:
     """A list of operations that RemoteDevice.post executes in the order in which they were added.
 
-    RemoteDevice.batch() creates it. Each post sends what the buffers hold at that moment, so a
-    batch can be posted any number of times. The batch keeps its buffers alive. Do not change it in
-    one thread while another one posts it.
+    RemoteDevice.batch() creates it. Each post sends what the buffers hold at that moment, so a batch can be
+    posted any number of times. The batch keeps its buffers alive. Do not change it in one thread while
+    another one posts it.
     """
 
     def __init__(self, remote: RemoteDevice) -> None:

@@ -62,9 +62,7 @@ def source(data: Any) -> Any:
 
 
 def memory(data: Any) -> Any:
-    """Return the bytes of `data` as source does, but refuse what would have to be converted to a
-    copy.
-    """
+    """Return the bytes of `data` as source does, but refuse what would have to be converted to a copy."""
     try:
         return _checked(data, from_buffer(data))
     except (TypeError, ValueError, BufferError) as error:
@@ -88,9 +86,7 @@ def target(data: Any) -> Any:
 
 
 def holds_objects(data: Any) -> bool:
-    """Return whether the bytes of `data` are addresses of Python objects, which mean nothing
-    elsewhere.
-    """
+    """Return whether the bytes of `data` are addresses of Python objects, which mean nothing elsewhere."""
     if data.__class__ is memoryview:
         return "O" in data.format
     return getattr(getattr(data, "dtype", None), "hasobject", False) is True
@@ -130,8 +126,8 @@ def is_read_only(data: Any) -> bool:
 
 
 def extent(shape: Shape, dtype: npt.DTypeLike) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return the dimensions, dtype and size in bytes of an array. Raises UsageError if there is no
-    such array.
+    """Return the dimensions, dtype and size in bytes of an array. Raises UsageError if there is no such
+    array.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -153,9 +149,7 @@ def view(pointer: Any, nbytes: int, writable: bool = True) -> Array:
 
 
 def shareable(nbytes: int) -> Any:
-    """Return a cdata pointer that owns `nbytes` zero bytes, which any transport can share with
-    peers.
-    """
+    """Return a cdata pointer that owns `nbytes` zero bytes, which any transport can share with peers."""
     out = ffi.new("void **")
     check(lib.rdt_memory_alloc(nbytes, out))
     return ffi.gc(ffi.cast("char *", out[0]), lib.rdt_memory_free, nbytes)
@@ -164,8 +158,8 @@ def shareable(nbytes: int) -> Any:
 def empty(shape: Shape, dtype: npt.DTypeLike = np.uint8) -> Array:
     """Return a zero-filled array in memory that Device.register accepts for any transport.
 
-    The memory is freed with the last view of it. Raises DeviceError if no memory is left, and
-    UsageError for a shape without bytes.
+    The memory is freed with the last view of it. Raises DeviceError if no memory is left, and UsageError for
+    a shape without bytes.
     """
     dims, kind, nbytes = extent(shape, dtype)
     return view(shareable(nbytes), nbytes).view(kind).reshape(dims)

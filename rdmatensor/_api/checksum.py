@@ -12,10 +12,9 @@ from .buffers import Buffer
 def crc32c(buffer: Buffer, value: int = 0) -> int:
     """Return the CRC32C (RFC 3720) of the bytes of `buffer`.
 
-    `value` is the checksum of the bytes before them. `buffer` is bytes, a numpy array or anything
-    else that has C-contiguous bytes. It is not copied, and the interpreter lock is released
-    meanwhile. Raises UsageError for any other buffer, and for a `value` that does not fit into 32
-    bits.
+    `value` is the checksum of the bytes before them. `buffer` is bytes, a numpy array or anything else that
+    has C-contiguous bytes. It is not copied, and the interpreter lock is released meanwhile. Raises
+    UsageError for any other buffer, and for a `value` that does not fit into 32 bits.
     """
     value = whole("value", value, most=2**32 - 1)
     data = buffers.source(buffer)

@@ -77,9 +77,7 @@ class Tree(NamedTuple):
 
 
 def number(what: str, name: str, table: dict[str, int]) -> int:
-    """Return the number of `name` in `table`. Raises UsageError, which lists the names, if it has
-    none.
-    """
+    """Return the number of `name` in `table`. Raises UsageError, which lists the names, if it has none."""
     try:
         return table[name]
     except (KeyError, TypeError):
@@ -121,9 +119,7 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
 
 
 def result_of(kind: str, array: Array, out: Array | None, members: int) -> Array:
-    """Return `out` if it fits the result of an operation among `members`, or a new array if it is
-    None.
-    """
+    """Return `out` if it fits the result of an operation among `members`, or a new array if it is None."""
     code, size = dtype_code(array), array.size
     if kind == "all_gather":
         size *= members

@@ -270,8 +270,8 @@ def awaitable(
 ) -> Callable[_P, Coroutine[Any, Any, _T]]:
     """Return a coroutine function that runs `method` in a thread of its own.
 
-    A pool could deadlock: a call in it may wait for another one that waits for a free thread. If
-    the caller is cancelled, `undo` gets what the method returns afterwards.
+    A pool could deadlock: a call in it may wait for another one that waits for a free thread. If the caller
+    is cancelled, `undo` gets what the method returns afterwards.
     """
 
     @wraps(method, updated=())

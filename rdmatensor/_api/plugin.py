@@ -49,11 +49,10 @@ def why_not() -> str:
 
 
 def stats() -> Stats:
-    """Return counters by path, why tensors went by RPC, use of the arena, and how each peer is
-    reached.
+    """Return counters by path, why tensors went by RPC, use of the arena, and how each peer is reached.
 
-    Bytes are those of the tensors' contents. Raises Unsupported, with the reason of `why_not`, if
-    this process does not have the plugin.
+    Bytes are those of the tensors' contents. Raises Unsupported, with the reason of `why_not`, if this
+    process does not have the plugin.
     """
     function = library().rdt_tf_stats_json
     function.restype = ctypes.c_size_t
@@ -66,8 +65,8 @@ def stats() -> Stats:
 def text_of(function: Callable[[Any, int], int]) -> str | None:
     """Return the text that a C function writes; None if the function returns 0.
 
-    The function returns the size that the text needs. The text may quote a peer, which may send any
-    bytes, so bytes that are not UTF-8 are replaced.
+    The function returns the size that the text needs. The text may quote a peer, which may send any bytes,
+    so bytes that are not UTF-8 are replaced.
     """
     size = function(None, 0)
     while size:
@@ -88,9 +87,7 @@ def library() -> ctypes.CDLL:
 
 
 def find_loaded(pattern: str) -> ctypes.CDLL | None:
-    """Return the library of this package that this process has loaded, by a pattern of its file
-    name.
-    """
+    """Return the library of this package that this process has loaded, by a pattern of its file name."""
     found = map(_open_loaded, sorted(_PACKAGE.glob(pattern)))
     return next((library for library in found if library is not None), None)
 

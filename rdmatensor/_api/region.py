@@ -112,8 +112,8 @@ class RemoteRegion:
     def write(self, data: Buffer, offset: int = 0, notify: int | None = None) -> Transfer:
         """Write the bytes of `data` at `offset` of the region.
 
-        `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with
-        this number once the data is visible there.
+        `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with this number
+        once the data is visible there.
         """
         handle = self._handle or self._need_handle()
         try:
@@ -169,12 +169,11 @@ class RemoteRegion:
     def map(
         self, offset: int = 0, nbytes: int | None = None, dtype: npt.DTypeLike = np.uint8
     ) -> Array:
-        """Return the peer's bytes in place, as an array of one dimension. Nothing is copied or
-        posted.
+        """Return the peer's bytes in place, as an array of one dimension. Nothing is copied or posted.
 
-        The array is read-only unless the region permits WRITE. It stays valid after close() and
-        after the death of the peer. The peer gets the memory back when the array is dropped. Raises
-        Unsupported unless the transport has Capability.MAP.
+        The array is read-only unless the region permits WRITE. It stays valid after close() and after the
+        death of the peer. The peer gets the memory back when the array is dropped. Raises Unsupported unless
+        the transport has Capability.MAP.
         """
         handle = self._handle or self._need_handle()
         size, out = self._extent(offset, nbytes), ffi.new("void **")
@@ -193,8 +192,8 @@ class RemoteRegion:
     def close(self) -> None:
         """Give up the region. Arrays from map() stay valid. A second call does nothing.
 
-        The peer frees what RemoteDevice.allocate created, unless such an array or another
-        RemoteRegion of it is left.
+        The peer frees what RemoteDevice.allocate created, unless such an array or another RemoteRegion of it
+        is left.
         """
         self._handle = None
 

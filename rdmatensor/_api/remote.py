@@ -37,8 +37,8 @@ class Capability(IntFlag):
 class RemoteDevice:
     """A peer, whose regions this process opens and to which it sends notifications.
 
-    Device.connect returns it, and Notification.source is the peer that sent a notification. It
-    lives until close(), or until its Device is closed. Any thread may use it.
+    Device.connect returns it, and Notification.source is the peer that sent a notification. It lives until
+    close(), or until its Device is closed. Any thread may use it.
     """
 
     def __init__(self, device: Device, channel: Any) -> None:
@@ -63,8 +63,7 @@ class RemoteDevice:
             self.passed_over[name] = why
 
     def region(self, which: str | int, timeout: float | None = None) -> RemoteRegion:
-        """Open the peer's region with this name (str) or key (int). Blocks for at most `timeout`
-        seconds.
+        """Open the peer's region with this name (str) or key (int). Blocks for at most `timeout` seconds.
 
         Raises RegionError if there is none, ConnectionLost or DeadlineExceeded.
         """
@@ -86,10 +85,10 @@ class RemoteDevice:
     ) -> RemoteRegion:
         """Allocate memory on the peer: `shape` elements of `dtype`, filled with zeros. Blocks.
 
-        Only this connection reaches the memory. The peer frees it once the region is closed or
-        dropped and neither a transfer nor an array of map() uses it, at the latest when the
-        connection ends. `access` is what may be done with it. Raises DeviceError (status LIMIT)
-        beyond the peer's setting REMOTE_ALLOC_LIMIT or 1024 regions.
+        Only this connection reaches the memory. The peer frees it once the region is closed or dropped and
+        neither a transfer nor an array of map() uses it, at the latest when the connection ends. `access` is
+        what may be done with it. Raises DeviceError (status LIMIT) beyond the peer's setting
+        REMOTE_ALLOC_LIMIT or 1024 regions.
         """
         _, _, nbytes = buffers.extent(shape, dtype)
         out = ffi.new("rdt_remote_region **")
@@ -197,9 +196,7 @@ class RemoteDevice:
         return transfer
 
     def _ended(self) -> bool:
-        """Return whether the connection has ended and C uses no buffers of it. The caller holds no
-        lock.
-        """
+        """Return whether the connection has ended and C uses no buffers of it. The caller holds no lock."""
         if self.up:
             return False
         drop_complete(self._pending)

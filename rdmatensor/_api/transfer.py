@@ -19,9 +19,9 @@ _poll = lib.rdt_transfer_wait
 class Transfer:
     """Posted operations, complete or not. Methods that post operations return it.
 
-    Call `wait()` or `await` it. `done`, `result`, `exception` and `add_done_callback` are those of
-    a concurrent.futures.Future. It keeps the local buffers alive until the operations are complete;
-    if it is dropped before that, the connection keeps them. Any thread may use it.
+    Call `wait()` or `await` it. `done`, `result`, `exception` and `add_done_callback` are those of a
+    concurrent.futures.Future. It keeps the local buffers alive until the operations are complete; if it is
+    dropped before that, the connection keeps them. Any thread may use it.
     """
 
     __slots__ = ("_error", "_handle", "_keep", "_status")
@@ -43,11 +43,10 @@ class Transfer:
         return self._status != IN_PROGRESS or self._settle(_poll(self._handle, 0))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block until the operations are complete, for at most `timeout` seconds (None:
-        DEADLINE_MS).
+        """Block until the operations are complete, for at most `timeout` seconds (None: DEADLINE_MS).
 
-        Raises the error with which they failed. Raises DeadlineExceeded if they are not complete:
-        they go on, and you can wait again.
+        Raises the error with which they failed. Raises DeadlineExceeded if they are not complete: they go
+        on, and you can wait again.
         """
         if self._status == IN_PROGRESS:
             self._settle(wait_in_slices(self._wait_once, timeout))
@@ -63,8 +62,7 @@ class Transfer:
         return None
 
     def exception(self, timeout: float | None = None) -> RdmaError | None:
-        """Wait as wait() does, but return the error with which the operations failed; None if they
-        did not.
+        """Wait as wait() does, but return the error with which the operations failed; None if they did not.
 
         Raises DeadlineExceeded if they are not complete.
         """
@@ -78,8 +76,7 @@ class Transfer:
     def add_done_callback(self, call: Callable[[Transfer], object]) -> None:
         """Call `call` with this object once the operations are complete: at once if they are.
 
-        Otherwise the thread that runs all callbacks of the process calls it. What `call` raises is
-        logged.
+        Otherwise the thread that runs all callbacks of the process calls it. What `call` raises is logged.
         """
         if self.done():
             call_logged(call, self)
@@ -121,8 +118,7 @@ class Transfer:
 
 
 def drop_complete(pending: deque[Any]) -> None:
-    """Drop the complete transfers at the front. Other threads may do this, and append, at the same
-    time.
+    """Drop the complete transfers at the front. Other threads may do this, and append, at the same time.
 
     The caller holds no lock, because the buffers may have finalizers, which may do anything.
     """

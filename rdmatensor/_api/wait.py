@@ -43,8 +43,7 @@ def wait_in_slices(
 ) -> int:
     """Call `wait(milliseconds)` until it returns something other than DEADLINE, or time is up.
 
-    Returns the last status, which is IN_PROGRESS only if `timeout` is 0. Ends early if `stopped()`
-    is true.
+    Returns the last status, which is IN_PROGRESS only if `timeout` is 0. Ends early if `stopped()` is true.
     """
     left = milliseconds(timeout)
     if left < 0:
