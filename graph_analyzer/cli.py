@@ -221,7 +221,7 @@ def _cluster(path: Path | None) -> Mapping[str, Sequence[str]] | None:
 
 
 def _call(name: str) -> Any:
-    """The result of "module:function". The module may be in the current folder."""
+    """Return the result of "module:function". The module may be in the current folder."""
     module_name, _, function_name = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")

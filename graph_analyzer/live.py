@@ -24,7 +24,7 @@ _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 
 
 
 def live(*targets: str, timeout: float = TIMEOUT_S) -> TransferPlan:
-    """The plan of the servers at "grpc://host:port" or "host:port".
+    """Return the plan of the servers at "grpc://host:port" or "host:port".
 
     A server knows only what it receives: name all of them for the whole plan. They are asked one after
     another, each for at most `timeout` seconds. Raises LiveError if a server cannot be reached, has no

@@ -106,7 +106,7 @@ class Edge:
         return self.sends if self.paced or not self.in_loop else min(self.sends, self.slots)
 
     def paths(self) -> dict[str, int]:
-        """The bytes that it adds to a step by the path on which they travel for certain (PATHS).
+        """Return the bytes that it adds to a step, by the path on which they certainly travel (PATHS).
 
         What finds no place travels inside the message ("inline") if it is small, and is fetched otherwise.
         """
@@ -120,6 +120,7 @@ class Edge:
 
     @property
     def size_known(self) -> bool:
+        """Whether all dimensions are known and the bytes can be placed."""
         return self.shape is not None and None not in self.shape and self.plan_class != "rpc"
 
 
@@ -187,19 +188,19 @@ class TransferPlan:
         return sum(not edge.size_known and not edge.bytes for edge in self.edges)
 
     def operations(self) -> tuple[int, int]:
-        """How many tensors share operations, and how many operations send them."""
+        """Return how many tensors share operations, and how many operations send them."""
         shared = [(edge.graph, edge.operation) for edge in self.edges if edge.operation is not None]
         return len(shared), len(set(shared))
 
     def bytes_by_class(self) -> dict[str, int]:
-        """The bytes per step of each class."""
+        """Return the bytes per step of each class."""
         totals = dict.fromkeys(CLASSES, 0)
         for edge in self.edges:
             totals[edge.plan_class] += edge.step_bytes
         return totals
 
     def bytes_by_path(self) -> dict[str, int]:
-        """The bytes per step on each path, with as few on static ones as may happen (Edge.paths)."""
+        """Return the bytes per step on each path, with as few on static ones as may happen (Edge.paths)."""
         totals = dict.fromkeys(PATHS, 0)
         for edge in self.edges:
             for path, count in edge.paths().items():
@@ -220,7 +221,7 @@ class TransferPlan:
         return sum(edge.in_loop and edge.iterations is None for edge in self.edges)
 
     def bytes_by_link(self) -> dict[tuple[str, str], int]:
-        """The bytes per step of each pair (source, destination)."""
+        """Return the bytes per step of each pair (source, destination)."""
         totals: dict[tuple[str, str], int] = {}
         for edge in self.edges:
             pair = edge.source, edge.destination
@@ -228,7 +229,7 @@ class TransferPlan:
         return totals
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """The bytes per step that each task sends and receives."""
+        """Return the bytes per step that each task sends and receives."""
         totals = dict.fromkeys(self.tasks, (0, 0))
         for (source, destination), count in self.bytes_by_link().items():
             sent, received = totals[source]
@@ -238,7 +239,7 @@ class TransferPlan:
         return totals
 
     def memory(self) -> dict[str, int]:
-        """The bytes that each task registers for places."""
+        """Return the bytes that each task registers for places."""
         totals = dict.fromkeys(self.tasks, 0)
         for link in self.links:
             totals[link.destination] += link.bytes
@@ -252,7 +253,9 @@ class TransferPlan:
     def only(
         self, *, graph: str | None = None, destinations: Iterable[str] | None = None
     ) -> TransferPlan:
-        """The plan with the edges of one graph only, or with the edges and links into some tasks only."""
+        """Return the plan with the edges of one graph only, or with the edges and links into some tasks
+        only.
+        """
         tasks = set(self.tasks if destinations is None else destinations)
         edges = (edge for edge in self.edges if graph is None or edge.graph == graph)
         return replace(
@@ -262,7 +265,7 @@ class TransferPlan:
         )
 
     def to_json(self) -> str:
-        """The plan as text that `from_json` reads. Equal plans give equal texts."""
+        """Return the plan as text that `from_json` reads. Equal plans give equal texts."""
         edges = []
         for edge in self.edges:
             row = asdict(edge)
@@ -280,12 +283,12 @@ class TransferPlan:
         return json.dumps(document, indent=1) + "\n"
 
     def save(self, path: Path | str) -> None:
-        """Writes `to_json()` to a file."""
+        """Write `to_json()` to a file."""
         Path(path).write_text(self.to_json())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> TransferPlan:
-        """Reads what `to_json` wrote or what a server sent. Raises AnalysisError for anything else."""
+        """Read what `to_json` wrote or what a server sent. Raises AnalysisError for anything else."""
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -307,7 +310,7 @@ _LIMIT = 1 << 63
 
 
 def join(plans: Sequence[TransferPlan]) -> TransferPlan:
-    """Joins the plans of several servers, each of which knows what it receives."""
+    """Join the plans of several servers, each of which knows what it receives."""
     edges = [edge for plan in plans for edge in plan.edges]
     return TransferPlan(
         tasks=tuple(sorted({task for plan in plans for task in plan.tasks})),
@@ -348,7 +351,7 @@ def _read(document: Mapping[str, Any]) -> TransferPlan:
 
 
 def _typed(row: Mapping[str, Any], **types: type) -> dict[str, Any]:
-    """Returns the named fields of `row`, each of which must have its type; numbers must not be negative."""
+    """Return the named fields of `row`, each of which must have its type; numbers must not be negative."""
     for name, kind in types.items():
         if type(row[name]) is not kind:
             raise TypeError(f"{name} is {row[name]!r}, not of type {kind.__name__}")
@@ -414,7 +417,7 @@ _COMPARED = ("dtype", "shape", "in_loop", "plan_class", "bytes")
 def closest(
     expected: TransferPlan, told: TransferPlan, compared: Iterable[str] = _COMPARED
 ) -> Difference:
-    """Compares `expected` with the graph of `told` that is most like it.
+    """Compare `expected` with the graph of `told` that is most like it.
 
     Only tensors that the servers of `told` receive and plan are compared. Raises AnalysisError if they have
     planned nothing yet.
@@ -433,7 +436,7 @@ _NUMBERED = re.compile(r"/_(\d+)(?=[/:])")
 
 
 def diff(a: TransferPlan, b: TransferPlan, compared: Iterable[str] = _COMPARED) -> Difference:
-    """Compares edges of the same source, destination and name in the fields of Edge that `compared` names.
+    """Compare edges of the same source, destination and name in the fields of Edge that `compared` names.
 
     Names that differ only in the numbers that TensorFlow gives to nodes of its own count as equal, in the
     order of these numbers. If a plan has several graphs, choose one first (`only`).
@@ -457,7 +460,7 @@ def diff(a: TransferPlan, b: TransferPlan, compared: Iterable[str] = _COMPARED) 
 
 
 def _renumbered(removed: list[Edge], added: list[Edge]) -> list[tuple[Edge, Edge]]:
-    """Moves edges whose names differ only in such numbers from both lists into pairs, and returns these."""
+    """Move edges whose names differ only in such numbers from both lists into pairs, and return these."""
     candidates: dict[tuple[str, str, str], list[Edge]] = {}
     for edge in sorted(added, key=_numbers):
         candidates.setdefault(_unnumbered(edge), []).append(edge)

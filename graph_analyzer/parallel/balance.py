@@ -17,31 +17,37 @@ from .layers import FLOAT, Layer
 
 
 def intensity(layer: Layer, batch: float, overlap: float = 1.0) -> float:
-    """Floating point operations per byte of a data parallel layer with `batch` examples for each worker."""
+    """Return the floating point operations per byte of a data parallel layer.
+
+    `batch` is the number of examples of each worker.
+    """
     return 3 * layer.flops * batch / data_bytes(layer, overlap)
 
 
 def data_bytes(layer: Layer, overlap: float = 1.0) -> float:
-    """What a worker sends and receives in a step."""
+    """Return the bytes that a worker sends and receives in a step if the layer is data parallel."""
     return FLOAT * layer.weights * (2 - overlap)
 
 
 def model_bytes(layer: Layer, batch: float) -> float:
-    """The same if the layer is cut; `batch` is that of all workers."""
+    """Return the bytes of a worker in a step if the layer is cut; `batch` is that of all workers."""
     return 2 * FLOAT * layer.inputs * batch
 
 
 def hybrid_bytes(
     layer: Layer, batch: float, workers: int, groups: float, overlap: float = 1.0
 ) -> float:
-    """The same with groups. With one, gradients stay; with as many as workers, inputs do."""
+    """Return the bytes of a worker in a step with `groups` groups.
+
+    With one group, gradients stay; with as many as workers, inputs do.
+    """
     inside = model_bytes(layer, batch) / groups if groups < workers else 0.0
     between = data_bytes(layer, overlap) * groups / workers if groups > 1 else 0.0
     return inside + between
 
 
 def best_groups(layer: Layer, batch: float, workers: int, overlap: float = 1.0) -> float:
-    """The number of groups at which hybrid_bytes is least, as a real number."""
+    """Return the number of groups at which hybrid_bytes is least, as a real number."""
     return math.sqrt(2 * layer.inputs * batch * workers / (layer.weights * (2 - overlap)))
 
 
@@ -61,7 +67,7 @@ class Choice:
 
 
 def choose(layer: Layer, batch: float, workers: int, overlap: float = 1.0) -> Choice:
-    """The number of groups with the fewest bytes. It divides the number of workers."""
+    """Return the choice with the fewest bytes. Its number of groups divides the number of workers."""
     data = data_bytes(layer, overlap) if workers > 1 else 0.0
     ideal = best_groups(layer, batch, workers, overlap)
     divisors = [each for each in range(1, workers + 1) if workers % each == 0]
@@ -76,13 +82,13 @@ def choose(layer: Layer, batch: float, workers: int, overlap: float = 1.0) -> Ch
 def choices(
     layers: Sequence[Layer], batch: float, workers: int, overlap: float = 1.0
 ) -> list[Choice]:
-    """Of all layers."""
+    """Return the choice for each layer."""
     return [choose(each, batch, workers, overlap) for each in layers]
 
 
 def all_data(
     layers: Sequence[Layer], batch: float, workers: int, overlap: float = 1.0
 ) -> list[Choice]:
-    """Every layer data parallel, as rdmatensor.train's Sharded does it."""
+    """Return the choices that share every layer data parallel, as rdmatensor.train's Sharded does."""
     each = choices(layers, batch, workers, overlap)
     return [Choice(c.layer, "data", workers, c.ideal, c.data_bytes, c.data_bytes) for c in each]

@@ -15,8 +15,11 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights. In the paper's letters: weights = ifm ofm kw kh, inputs = ifm iw ih, positions
-    = ow oh, all of one example. A dense layer has one position."""
+    """A layer with weights.
+
+    In the paper's letters, weights = ifm ofm kw kh, inputs = ifm iw ih and positions = ow oh, all of one
+    example. A dense layer has one position.
+    """
 
     name: str
     weights: int
@@ -30,7 +33,7 @@ class Layer:
 
     @property
     def flops(self) -> float:
-        """Of one pass of one example. A step has three: forward, and two backward."""
+        """The operations of one pass of one example. A step has three passes: forward, and two backward."""
         return 2.0 * self.weights * self.positions
 
     @property
@@ -40,11 +43,13 @@ class Layer:
 
 
 def conv(name: str, ifm: int, ofm: int, k: int, image: int, out: int, stride: int = 1) -> Layer:
+    """Return a convolution of k x k, from `ifm` square images of side `image` to `ofm` ones of side `out`."""
     return Layer(name, ifm * ofm * k * k, ifm * image * image, out * out, (k, k, ifm, ofm), stride,
                  (image, image))  # fmt: skip
 
 
 def dense(name: str, ifm: int, ofm: int) -> Layer:
+    """Return a dense layer from `ifm` inputs to `ofm` outputs."""
     return Layer(name, ifm * ofm, ifm, 1, (ifm, ofm))
 
 
@@ -85,9 +90,9 @@ NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
 
 
 def layers_of(model: Any) -> list[Layer]:
-    """The layers of a built Keras model that have weights, in their order.
+    """Return the layers of a built Keras model that have weights, in their order.
 
-    AnalysisError if the model is not built, has none, or its inputs have no fixed size.
+    Raises AnalysisError if the model is not built, has no such layer, or its inputs have no fixed size.
     """
     if not getattr(model, "built", False):
         raise AnalysisError("the model is not built: give it a keras.Input, or call it once")

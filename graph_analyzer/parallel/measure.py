@@ -16,11 +16,11 @@ _ENOUGH_S = 1.0  # a layer that takes so long is measured once
 
 
 def measure(layers: Sequence[Layer], batch: int) -> list[Compute]:
-    """Seconds in each layer, in batches of 1 and of `batch`, at least 2: the least of some times each.
+    """Return the seconds in each layer, from the fastest of several batches of 1 and of `batch`, at least 2.
 
-    Small batches compute more slowly: a line through both has a part that does not depend on the size.
-    Dense layers and convolutions are computed; the others take what their operations take at the mean speed
-    of those.
+    Small batches compute more slowly: a line through both has a part that does not depend on the size. Dense
+    layers and convolutions are computed; the others take what their operations take at the mean speed of
+    those.
     """
     found = [
         _line(_layer(each, 1), _layer(each, batch), batch) if each.can_be_cut else None
@@ -37,14 +37,14 @@ def measure(layers: Sequence[Layer], batch: int) -> list[Compute]:
 
 
 def _line(one: Sequence[float], many: Sequence[float], batch: int) -> Compute:
-    """Through the times of a batch of one, and of `batch`, each forward and backward."""
+    """Fit a line through the times of a batch of one and of `batch`, each forward and backward."""
     each = [max(b - a, 0.0) / (batch - 1) for a, b in zip(one, many, strict=True)]
     each = [min(x, b / batch) or b / batch for x, b in zip(each, many, strict=True)]
     return Compute(each[0], each[1], many[0] - batch * each[0], many[1] - batch * each[1])
 
 
 def _layer(layer: Layer, batch: int) -> tuple[float, float]:
-    """Seconds of a batch, forward and backward."""
+    """Return the seconds of a batch, forward and backward."""
     import tensorflow as tf
 
     kernel = tf.random.normal(layer.kernel)
@@ -85,7 +85,7 @@ def _seconds(act: Callable[[], Any]) -> float:
 
 
 def whole_step(model: Any, batch: int) -> float:
-    """Seconds of a batch in forward and backward passes of a Keras model, without the optimizer."""
+    """Return the seconds of a batch in both passes of a Keras model, without the optimizer."""
     import tensorflow as tf
 
     inputs = [

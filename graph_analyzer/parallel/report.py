@@ -43,10 +43,12 @@ class Study:
 
     @property
     def shares(self) -> list[Choice]:
+        """How each layer is shared."""
         return choices(self.layers, self.batch, self.workers)
 
     @property
     def points(self) -> list[Point]:
+        """What to expect of 2, 4, 8, ... workers."""
         return scaling(self.layers, self.compute, self.batch, self.network)
 
 
@@ -56,6 +58,7 @@ POINT_COLUMNS = ("workers", "batch each", "data parallel", "efficiency", "as sha
 
 
 def headline(study: Study) -> str:
+    """Return the cluster, and where the times come from, in one line."""
     network = study.network
     return (
         f"{study.workers} workers, a batch of {study.batch} in all, "
@@ -65,6 +68,7 @@ def headline(study: Study) -> str:
 
 
 def layer_rows(study: Study) -> list[tuple[str, ...]]:
+    """Return a row of LAYER_COLUMNS for each layer."""
     own = study.batch / study.workers
     return [
         (
@@ -83,6 +87,7 @@ def layer_rows(study: Study) -> list[tuple[str, ...]]:
 
 
 def point_rows(study: Study) -> list[tuple[str, ...]]:
+    """Return a row of POINT_COLUMNS for each number of workers."""
     return [
         (
             str(each.workers),
@@ -97,7 +102,7 @@ def point_rows(study: Study) -> list[tuple[str, ...]]:
 
 
 def errors(study: Study) -> list[str]:
-    """How far the model is off, where that is known."""
+    """Return how far the model is off, where that is known."""
     found = []
     if study.part:
         found.append(
@@ -115,7 +120,7 @@ def errors(study: Study) -> list[str]:
 
 
 def advice(study: Study) -> list[str]:
-    """What follows."""
+    """Return sentences that say up to how many workers to go, and which layers to cut."""
     points = study.points
     good = [each.workers for each in points if each.data_efficiency >= _GOOD]
     found = [
@@ -136,7 +141,7 @@ def advice(study: Study) -> list[str]:
 
 
 def text(study: Study) -> RenderableType:
-    """Tables for a terminal."""
+    """Render the study as tables for a terminal."""
     layers = _table("Layers", LAYER_COLUMNS, layer_rows(study))
     points = _table("Steps, computed", POINT_COLUMNS, point_rows(study))
     lines = [f"• {each}" for each in (*advice(study), *errors(study))]
@@ -155,7 +160,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def page(study: Study) -> str:
-    """A self-contained HTML page. AnalysisError without jinja2."""
+    """Render the study as a self-contained HTML page. Raises AnalysisError without jinja2."""
     try:
         import jinja2
     except ImportError:

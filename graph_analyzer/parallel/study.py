@@ -23,10 +23,11 @@ def study(
     network: Network,
     flops: float | None = None,
 ) -> Study:
-    """`source` is a Keras model or a name in NETWORKS; `batch` is that of all workers.
+    """Study how to share a Keras model, or a network by its name in NETWORKS.
 
-    Measures the layers on this machine, unless `flops` says how many operations a worker does per second.
-    AnalysisError if there are more workers than examples, or the model's shapes are not known.
+    `batch` is that of all workers. Measures the layers on this machine, unless `flops` says how many
+    operations a worker does per second. Raises AnalysisError if there are more workers than examples, or if
+    the model's shapes are not known.
     """
     if not 1 <= workers <= batch:
         raise AnalysisError(

@@ -30,9 +30,11 @@ class Compute:
     fixed_backward: float = 0.0
 
     def ahead(self, examples: float) -> float:
+        """Return the seconds of a forward pass with this number of examples."""
         return self.fixed_forward + self.forward * examples
 
     def back(self, examples: float) -> float:
+        """Return the seconds of a backward pass with this number of examples."""
         return self.fixed_backward + self.backward * examples
 
     def times(self, factor: float) -> Compute:
@@ -46,36 +48,40 @@ class Compute:
 
 
 def by_speed(layers: Sequence[Layer], flops: float) -> list[Compute]:
-    """What a worker of so many floating point operations per second needs."""
+    """Return the times of a worker that does this many floating point operations per second."""
     return [Compute(each.flops / flops, 2 * each.flops / flops) for each in layers]
 
 
 def compute_seconds(compute: Sequence[Compute], examples: float) -> float:
+    """Return the seconds of both passes through all layers."""
     return sum(each.ahead(examples) + each.back(examples) for each in compute)
 
 
 def _transfer(nbytes: float, members: int, network: Network) -> float:
-    """Each member sends and receives so many bytes in a reduce-scatter and an all-gather."""
+    """Return the seconds in which each member sends and receives this many bytes.
+
+    They travel in a reduce-scatter and an all-gather.
+    """
     if members == 1:
         return 0.0
     return nbytes / network.bandwidth + 2 * math.ceil(math.log2(members)) * network.latency
 
 
 def _weights(share: Choice, workers: int, network: Network) -> float:
-    """Gradients and weights of this worker's part, among the groups."""
+    """Return the seconds for gradients and weights of this worker's part, among the groups."""
     part = FLOAT * share.layer.weights * share.groups / workers
     return _transfer(2 * part * (share.groups - 1) / share.groups, share.groups, network)
 
 
 def _inputs(share: Choice, batch: float, workers: int, network: Network) -> float:
-    """Inputs and their gradients, inside a group."""
+    """Return the seconds for inputs and their gradients, inside a group."""
     members = workers // share.groups
     each = FLOAT * share.layer.inputs * batch / share.groups
     return _transfer(2 * each * (members - 1) / members, members, network)
 
 
 def wire_seconds(shares: Sequence[Choice], batch: float, workers: int, network: Network) -> float:
-    """How long the link is busy in a step."""
+    """Return the seconds for which the link is busy in a step."""
     return sum(
         _weights(each, workers, network) + _inputs(each, batch, workers, network) for each in shares
     )
@@ -89,7 +95,7 @@ def step_seconds(
     network: Network,
     ahead: bool = True,
 ) -> float:
-    """The time of a step once steps repeat. `batch` is that of all workers."""
+    """Return the time of a step once steps repeat. `batch` is that of all workers."""
     own = batch / workers
     exchanges = [_weights(each, workers, network) for each in shares]
     inputs = [_inputs(each, batch, workers, network) / 2 for each in shares]
@@ -123,10 +129,12 @@ class Point:
 
     @property
     def data_efficiency(self) -> float:
+        """The share of a worker's time in which it computes, if all layers are data parallel."""
         return self.alone_seconds / self.workers / self.data_seconds
 
     @property
     def best_efficiency(self) -> float:
+        """The share of a worker's time in which it computes, with the best choices."""
         return self.alone_seconds / self.workers / self.best_seconds
 
 
@@ -156,7 +164,7 @@ def scaling(
     network: Network,
     most: int = 1024,
 ) -> list[Point]:
-    """Points for 2, 4, 8, ... workers, while each has at least one example."""
+    """Return points for 2, 4, 8, ... workers, while each has at least one example."""
     counts = [2**i for i in range(1, most.bit_length()) if 2**i <= min(most, batch)]
     return [point(layers, compute, batch, each, network) for each in counts]
 
@@ -167,8 +175,11 @@ _ETHERNET = Network(bandwidth=1.25e9, latency=50e-6)
 
 @dataclass(frozen=True)
 class Reported:
-    """A scaling that PCL-DNN's paper reports, and what we assume of its cluster: the paper's nodes are 32
-    cores with AVX2, which we take to compute `flops` per second; its links are Cray Aries or Ethernet."""
+    """A scaling that PCL-DNN's paper reports, and what we assume of its cluster.
+
+    The paper's nodes are 32 cores with AVX2, which we take to compute `flops` per second. Its links are Cray
+    Aries or Ethernet.
+    """
 
     network: str
     batch: int
@@ -178,6 +189,7 @@ class Reported:
     link: Network = _ARIES
 
     def computed(self, layers: Sequence[Layer]) -> float:
+        """Return the speed-up that this model predicts."""
         compute = by_speed(layers, self.flops)
         found = point(layers, compute, self.batch, self.workers, self.link, ahead=True)
         return found.best_efficiency * self.workers

@@ -35,7 +35,7 @@ def analyze(
     options: Options | None = None,
     budgets: Mapping[str, int] | None = None,
 ) -> TransferPlan:
-    """Plans what travels in one step of `source`.
+    """Plan what travels in one step of `source`.
 
     `source` is one of
 
@@ -74,7 +74,7 @@ def transfers(
     optimize: bool = False,
     iterations: int | None = None,
 ) -> edges.Transfers:
-    """Finds what travels, without planning it."""
+    """Find what travels, without planning it."""
     program = sources.read(source, request)
     rewriting.inline(program)
     placing.place(program)
@@ -90,7 +90,7 @@ def transfers(
 def _in_cluster(
     found: edges.Transfers, cluster: Mapping[str, Sequence[str]] | None
 ) -> edges.Transfers:
-    """Checks that every task is in the cluster, and adds the tasks that have nothing to do."""
+    """Check that every task is in the cluster, and add the tasks that have nothing to do."""
     if cluster is None:
         return found
     known = {

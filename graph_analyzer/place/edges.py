@@ -102,7 +102,7 @@ _READS = frozenset(
 
 
 def _variables(graph: Any) -> dict[str, str]:
-    """The variable's name for each node that makes, passes on or reads a variable."""
+    """Return the variable's name for each node that makes, passes on or reads a variable."""
     nodes = {node.name: node for node in graph.node}
     found: dict[str, str] = {}
     for node in graph.node:
@@ -180,7 +180,7 @@ class _Reader:
         )
 
     def _inputs(self) -> Iterator[tuple[int, int, int]]:
-        """The producer, output and consumer of every input; output -1 means a control input."""
+        """Yield the producer, output and consumer of every input; output -1 means a control input."""
         index = {node.name: number for number, node in enumerate(self._nodes)}
         for number, node in enumerate(self._nodes):
             for text in node.input:
@@ -188,7 +188,7 @@ class _Reader:
                 yield index[name], output, number
 
     def _asks(self, source: int, number: int) -> Iterator[int]:
-        """The conditions of loops that the device of node `number` needs.
+        """Yield the conditions of loops that the device of node `number` needs.
 
         If a tensor of `source` arrives there inside a loop, TensorFlow builds another loop around the input
         and sends it the condition.
@@ -308,7 +308,7 @@ class _Reader:
 
 
 def with_tasks(transfers: Transfers, more: Iterable[str]) -> Transfers:
-    """Adds tasks that have nothing to do."""
+    """Add tasks that have nothing to do."""
     tasks = tuple(sorted({*transfers.tasks, *more}))
     moved = [tasks.index(name) for name in transfers.tasks]
     nodes = tuple(replace(node, task=moved[node.task]) for node in transfers.nodes)

@@ -71,7 +71,7 @@ class Loops:
     def __init__(
         self, graph: Any, frames: dict[str, Frames], shapes: Shapes, assumed: int | None = None
     ) -> None:
-        """`assumed` is the number of iterations of loops whose condition does not tell."""
+        """Take `assumed` as the number of iterations of loops whose condition does not tell."""
         self._nodes = {node.name: node for node in graph.node}
         self._frames, self._assumed = frames, assumed
         self._users = _users(graph)

@@ -35,7 +35,7 @@ class _Groups:
         return root
 
     def join(self, first: str, second: str) -> None:
-        """Joins two groups. The root of `first` stays."""
+        """Join two groups. The root of `first` stays."""
         self._parent[self.find(second)] = self.find(first)
 
 
@@ -44,7 +44,7 @@ def _shares(dtype: int) -> bool:
 
 
 def _group(graph: Any, signatures: Signatures) -> tuple[_Groups, set[str]]:
-    """The groups of nodes that share a device, and the nodes that own what is shared."""
+    """Return the groups of nodes that share a device, and the nodes that own what is shared."""
     groups, owners = _Groups(), set()
     names = {node.name for node in graph.node}
     for node in graph.node:
@@ -64,7 +64,7 @@ def _group(graph: Any, signatures: Signatures) -> tuple[_Groups, set[str]]:
 
 
 def place(program: Program) -> None:
-    """Writes a whole device into every node of the program's graph."""
+    """Write a whole device into every node of the program's graph."""
     graph, default = program.graph, whole(program.default, Device("localhost"))
     signatures = Signatures(graph)
     groups, owners = _group(graph, signatures)

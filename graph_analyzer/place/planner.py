@@ -17,7 +17,7 @@ from .edges import Node, Transfer, Transfers
 
 
 def settings() -> Options:
-    """The options that a server of this process would use."""
+    """Return the options that a server of this process would use."""
     return Options(
         slots=config.get_int("PLAN_SLOTS"),
         loop_slots=2 * config.get_int("PLAN_SLOTS"),
@@ -29,7 +29,7 @@ def settings() -> Options:
 def plan(
     transfers: Transfers, options: Options, budgets: Mapping[str, int] | None = None
 ) -> TransferPlan:
-    """Plans `transfers`. `budgets` limits bytes by task; tasks that it leaves out have no limit."""
+    """Plan `transfers`. `budgets` limits bytes by task; tasks that it leaves out have no limit."""
     items = [item for item in transfers.items if not item.added]
     rows = _rows(transfers, items)
     limits = _budgets(transfers.tasks, budgets)
@@ -90,7 +90,7 @@ def _rows(transfers: Transfers, items: list[Transfer]) -> list[core.Edge]:
 def _between_devices(
     transfers: Transfers, items: list[Transfer], rows: list[core.Edge]
 ) -> list[core.Edge]:
-    """The rows with devices instead of tasks: each device sends and receives by operations of its own."""
+    """Return the rows with devices instead of tasks, because each device has operations of its own."""
     ends = [((item.source, item.devices[0]), (item.destination, item.devices[1])) for item in items]
     numbers = {device: n for n, device in enumerate(sorted({end for pair in ends for end in pair}))}
     return [
@@ -115,7 +115,7 @@ def _budgets(tasks: tuple[str, ...], budgets: Mapping[str, int] | None) -> list[
 
 
 def _reason(item: Transfer, reason: core.Reason) -> str:
-    """The planner's reason, with the node from which an unknown shape comes."""
+    """Return the planner's reason, with the node from which an unknown shape comes."""
     unknown = {core.Reason.RANK, core.Reason.DIMENSION, core.Reason.BATCH}
     if reason not in unknown:
         return str(reason)
@@ -162,7 +162,7 @@ def _edge(
 
 
 def _added(transfers: Transfers, item: Transfer) -> Edge:
-    """The edge of a tensor that no server plans."""
+    """Return the edge of a tensor that no server plans."""
     place = core.Placement(
         core.PlanClass.DYNAMIC, core.Reason.NONE, item.element_size, None, None, 0
     )

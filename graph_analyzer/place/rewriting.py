@@ -13,7 +13,7 @@ from ..read.ops import CALLS, CONTROL_FLOW
 
 
 def inline(program: Program) -> None:
-    """Replaces calls of functions, loops and conditionals by their bodies."""
+    """Replace calls of functions, loops and conditionals by their bodies."""
     graph = program.graph
     library = {function.signature.name for function in graph.library.function}
     if any(_inlined(node, library) for node in graph.node):
@@ -33,7 +33,7 @@ _CONDITION = re.compile(r".+/cond/_\d+")
 
 
 def _relax(graph: Any, inputs: dict[str, set[str]]) -> None:
-    """Lets operations of loops and functions run as soon as their own inputs are there, as sessions do.
+    """Let operations of loops and functions run as soon as their own inputs are there, as sessions do.
 
     The optimiser makes each of them wait for all inputs of the loop or function. `inputs` are the inputs of
     loops before it ran.
@@ -72,14 +72,14 @@ def _inlined(node: Any, library: set[str]) -> bool:
 
 
 def optimize(program: Program) -> None:
-    """Runs TensorFlow's graph optimiser with its default settings, as sessions do. Nodes must be placed."""
+    """Run TensorFlow's graph optimiser with its default settings, as sessions do. Nodes must be placed."""
     from tensorflow.core.protobuf import config_pb2
 
     _grappler(program, config_pb2.ConfigProto())
 
 
 def roots(program: Program) -> list[str]:
-    """The nodes that must run: all sinks unless the program names some."""
+    """Return the nodes that must run: all sinks unless the program names some."""
     wanted = [reference(name)[0] for name in program.fetches] + program.targets
     return wanted or sinks(program.graph)
 
@@ -103,7 +103,7 @@ def _grappler(program: Program, config: Any) -> None:
 
 
 def cut(program: Program) -> None:
-    """Replaces fed and fetched tensors by their ends at the session's own task, and removes unneeded nodes.
+    """Replace fed and fetched tensors by their ends at the session's own task, and remove unneeded nodes.
 
     The ends have the names that TensorFlow gives them.
     """
@@ -118,7 +118,7 @@ def cut(program: Program) -> None:
 
 
 def _output(name: str, outputs: dict[str, list[int]], what: str) -> tuple[str, int, int]:
-    """The node, output and type of a tensor."""
+    """Return the node, output and type of a tensor."""
     node, output = reference(name)
     if node not in outputs or not 0 <= output < len(outputs[node]):
         raise AnalysisError(f"the graph has no tensor {name!r}, so it cannot be {what}")

@@ -57,7 +57,7 @@ class Values:
     def __init__(
         self, nodes: Mapping[str, Any], shapes: Shapes, leave: Callable[[str], Value]
     ) -> None:
-        """`leave` returns the value of an Exit."""
+        """Ask `leave` for the value of an Exit."""
         self._nodes, self._shapes, self._leave = nodes, shapes, leave
         self._constants: dict[Tensor, Value] = {}
 

@@ -19,7 +19,7 @@ _PART = re.compile(
 
 
 def _first(*numbers: int | None) -> int:
-    """The first that is known, else 0."""
+    """Return the first number that is known, else 0."""
     return next((number for number in numbers if number is not None), 0)
 
 
@@ -33,7 +33,7 @@ class Device(NamedTuple):
     number: int | None = None
 
     def or_else(self, other: Device) -> Device:
-        """Completes this device from `other`. The task of another job is its first."""
+        """Complete this device from `other`. The task of another job is its first."""
         task = other if self.job in (None, other.job) else Device()
         same_kind = self.kind in (None, other.kind)
         number = self.number if self.number is not None else same_kind and other.number
@@ -46,7 +46,7 @@ class Device(NamedTuple):
         )
 
     def admits(self, other: Device) -> bool:
-        """Whether this names `other`, a whole device."""
+        """Return whether this names `other`, a whole device."""
         return all(own in (None, theirs) for own, theirs in zip(self, other, strict=True))
 
     @property
@@ -65,7 +65,7 @@ class Device(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Device:
-    """The device that `text` names. Raises AnalysisError if it is not a device string."""
+    """Return the device that `text` names. Raises AnalysisError if it is not a device string."""
     values: dict[str, str] = {}
     position = 0
     while position < len(text):
@@ -89,5 +89,5 @@ def parse(text: str) -> Device:
 
 
 def whole(text: str, default: Device) -> Device:
-    """The device that `text` names, completed by `default`."""
+    """Return the device that `text` names, completed by `default`."""
     return parse(text).or_else(default)

@@ -38,12 +38,12 @@ class Program:
     """The tensor ("x:0") that the client feeds through a node, by the node's name."""
 
     def op(self, node: Any) -> str:
-        """The node's op at run time."""
+        """Return the node's op at run time."""
         return "_Arg" if node.name in self.args else self.ops.get(node.name, node.op)
 
 
 def base_type(dtype: int) -> int:
-    """The plain type behind a reference type; other types are returned as they are."""
+    """Return the plain type behind a reference type. Other types are returned as they are."""
     return dtype - _REF_OFFSET if dtype > _REF_OFFSET else dtype
 
 
@@ -56,11 +56,12 @@ def element_bytes(dtype: int) -> int:
 
 
 def is_ref(dtype: int) -> bool:
+    """Return whether this is a reference type."""
     return dtype > _REF_OFFSET
 
 
 def reference(text: str) -> tuple[str, int]:
-    """The node and the output that an input names: ("x", 1) for "x:1"; -1 for control inputs."""
+    """Return the node and the output that an input names: ("x", 1) for "x:1"; -1 for control inputs."""
     if text.startswith("^"):
         return text[1:], -1
     name, colon, output = text.rpartition(":")
@@ -68,7 +69,7 @@ def reference(text: str) -> tuple[str, int]:
 
 
 def data_inputs(node: Any) -> Iterator[tuple[str, int]]:
-    """The node's data inputs, in order."""
+    """Yield the node's data inputs, in order."""
     for text in node.input:
         name, output = reference(text)
         if output < 0:
@@ -87,7 +88,7 @@ class Signatures:
         self._known: dict[str, Any] = {}
 
     def of(self, node: Any) -> Any:
-        """The node's OpDef. Raises AnalysisError for an op that this TensorFlow does not know."""
+        """Return the node's OpDef. Raises AnalysisError for an op that this TensorFlow does not know."""
         if node.op not in self._known:
             found = self._functions.get(node.op) or self._registry.get(node.op)
             if found is None:
@@ -99,14 +100,15 @@ class Signatures:
         return self._known[node.op]
 
     def stateful(self, node: Any) -> bool:
+        """Return whether the node's op has state."""
         return bool(self.of(node).is_stateful)
 
     def inputs(self, node: Any) -> list[int]:
-        """The data types of the node's inputs, as TensorFlow's numbers."""
+        """Return the data types of the node's inputs, as TensorFlow's numbers."""
         return _types(node, self.of(node).input_arg)
 
     def outputs(self, node: Any) -> list[int]:
-        """The data types of the node's outputs."""
+        """Return the data types of the node's outputs."""
         return _types(node, self.of(node).output_arg)
 
 
@@ -124,7 +126,7 @@ def _types(node: Any, args: Iterable[Any]) -> list[int]:
 
 
 def check(graph: Any) -> None:
-    """Raises AnalysisError if a name occurs twice, or if an input names no node."""
+    """Raise AnalysisError if a name occurs twice, or if an input names no node."""
     names = {node.name for node in graph.node}
     if len(names) < len(graph.node):
         raise AnalysisError("two nodes of the graph have the same name")
@@ -135,13 +137,13 @@ def check(graph: Any) -> None:
 
 
 def sinks(graph: Any) -> list[str]:
-    """The nodes whose outputs no node uses."""
+    """Return the nodes whose outputs no node uses."""
     used = {reference(text)[0] for node in graph.node for text in node.input}
     return [node.name for node in graph.node if node.name not in used]
 
 
 def keep(graph: Any, roots: Iterable[str]) -> None:
-    """Removes every node that `roots` do not need. Raises AnalysisError for a root that does not exist."""
+    """Remove every node that `roots` do not need. Raises AnalysisError for a root that does not exist."""
     nodes = {node.name: node for node in graph.node}
     stack, needed = list(roots), set()
     while stack:

@@ -31,17 +31,17 @@ CONTROL_FLOW = frozenset(["While", "StatelessWhile", "If", "StatelessIf", "Case"
 
 
 def blocks(op: str, stateful: bool) -> bool:
-    """Whether a node may wait for, or depend on, something that is not its input."""
+    """Return whether a node may wait for, or depend on, something that is not its input."""
     if op in _WAITS:
         return True
     return stateful and op not in _STATE and not op.startswith(_STATE_PREFIXES)
 
 
 def branches(op: str) -> bool:
-    """Whether a node may leave what follows it without a value."""
+    """Return whether a node may leave what follows it without a value."""
     return op in _BRANCH
 
 
 def free(op: str) -> bool:
-    """Whether a node takes no time worth counting."""
+    """Return whether a node takes no time worth counting."""
     return op in _FREE

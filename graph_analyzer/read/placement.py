@@ -22,7 +22,7 @@ SUFFIXES = (".keras", ".h5")
 def load(path: str) -> Any:
     """Return the Keras model in a file.
 
-    AnalysisError if there is none, or it needs classes that are not here.
+    Raises AnalysisError if there is none, or if it needs classes that are not here.
     """
     import keras
 
@@ -37,10 +37,10 @@ def load(path: str) -> Any:
 
 @dataclass(frozen=True)
 class PlacedOn:
-    """Puts variables on `ps` parameter servers and lets each of `workers` workers compute.
+    """Variables on `ps` parameter servers, and computation on `workers` workers.
 
-    `spread` is how variables are dealt out, in the order of their creation: in turn, or each to the
-    server that holds the fewest bytes.
+    `spread` is how variables are dealt out, in the order of their creation: in turn, or each to the server
+    that holds the fewest bytes.
     """
 
     ps: int = 1
@@ -59,11 +59,11 @@ class PlacedOn:
         cluster: Mapping[str, Sequence[str]],
         spread: Literal["round_robin", "bytes"] = "round_robin",
     ) -> PlacedOn:
-        """Uses all tasks of the jobs "ps" and "worker"."""
+        """Place a model on all tasks of the jobs "ps" and "worker"."""
         return cls(len(cluster.get("ps", ())), len(cluster.get("worker", ())), spread)
 
     def devices(self, sizes: Sequence[int]) -> list[str]:
-        """The devices of variables of these sizes in bytes."""
+        """Return the devices of variables of these sizes in bytes."""
         held = [0] * self.ps
         chosen = []
         for number, size in enumerate(sizes):
@@ -73,7 +73,7 @@ class PlacedOn:
         return chosen
 
     def worker(self, task: int) -> str:
-        """The device of a worker."""
+        """Return the device of a worker."""
         return f"/job:worker/replica:0/task:{task}/device:CPU:0"
 
 

@@ -39,11 +39,11 @@ class Shapes:
                 return
 
     def of(self, node: str, output: int) -> Shape:
-        """The shape of a node's output."""
+        """Return the shape of a node's output."""
         return _shape(self._tensor(node, output))
 
     def dtype(self, node: str, output: int) -> tuple[str, int]:
-        """The name of the type and the bytes of an element; 0 if elements cannot be copied as bytes."""
+        """Return the name of the type and the bytes of an element; 0 if elements are not plain bytes."""
         dtype = self._tensor(node, output).dtype.base_dtype
         opaque = dtype.name in ("string", "resource", "variant")
         return str(dtype.name), 0 if opaque else int(dtype.size)
@@ -53,7 +53,7 @@ class Shapes:
         return int(self._tensor(node, output).dtype.base_dtype.as_datatype_enum)
 
     def origin(self, node: str) -> str:
-        """The node that makes a size of `node`'s outputs unknown, such as "placeholder x"."""
+        """Return the node that makes a size of `node`'s outputs unknown, such as "placeholder x"."""
         operation = self._graph.get_operation_by_name(_importable(node))
         seen = {operation.name}
         while True:
@@ -90,7 +90,7 @@ def _shape(tensor: Any) -> Shape:
 
 
 def _common(shapes: list[Shape]) -> Shape:
-    """What is known of a tensor that has one of these shapes."""
+    """Return what is known of a tensor that has one of these shapes."""
     first = shapes[0]
     if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
         return None
@@ -103,7 +103,7 @@ _Loops = dict[str, tuple[_Tensor, list[_Tensor]]]
 
 
 def _back_edges(graph: Any) -> _Loops:
-    """Maps each merge of a loop variable to the tensors that enter and that come around."""
+    """Map each merge of a loop variable to the tensors that enter and that come around."""
     next_iterations = {node.name for node in graph.node if node.op in NEXT_ITERATION}
     loops: _Loops = {}
     for node in graph.node:
@@ -117,7 +117,7 @@ def _back_edges(graph: Any) -> _Loops:
 
 
 def _infer(graph: Any, loops: _Loops, relaxed: dict[str, Shape]) -> Any:
-    """Imports `graph` without its back edges into a tf.Graph."""
+    """Import `graph` without its back edges into a tf.Graph."""
     import tensorflow as tf
 
     acyclic = type(graph)(library=graph.library, versions=graph.versions)

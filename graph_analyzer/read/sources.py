@@ -28,7 +28,7 @@ class Request:
 
 
 def read(source: Any, request: Request) -> Program:
-    """Reads `source`. Raises AnalysisError if it is of a kind that cannot be analysed."""
+    """Read `source`. Raises AnalysisError if it is of a kind that cannot be analysed."""
     import tensorflow as tf
 
     if isinstance(source, (str, Path)):
@@ -105,7 +105,7 @@ def _colocated(operation: Any) -> bool:
 
 
 def _add_result(program: Program, number: int, tensor: Any) -> None:
-    """Adds the end of a function's output, on the device where TensorFlow leaves the output.
+    """Add the end of a function's output, on the device where TensorFlow leaves the output.
 
     That is the device of its maker: TensorFlow skips identities that name no device, such as those that
     tf.function returns.
@@ -135,7 +135,7 @@ def _of_model(model: Any, request: Request) -> Program:
 
 
 def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Program:
-    """The program of a FuncGraph, in which everything runs that changes state.
+    """Return the program of a FuncGraph, in which everything runs that changes state.
 
     Captured variables become variables again. `names` holds their names by the id of their handles.
     """
@@ -167,7 +167,7 @@ def _of_func_graph(graph: Any, names: dict[int, str], request: Request) -> Progr
 
 
 def _handle_data(handle: Any) -> Any:
-    """The type and shape of the variable behind a resource handle; None if it is another resource."""
+    """Return the type and shape of the variable behind a resource handle; None if it is another resource."""
     data = getattr(handle, "_handle_data", None)
     return data.shape_and_type[0] if data is not None and data.is_set else None
 

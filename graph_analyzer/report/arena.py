@@ -134,7 +134,7 @@ def _box(edge: Edge, base: int, total: int, last_round: int) -> Box:
 
 
 def _spare(edge: Edge, start: int, base: int, total: int) -> Box:
-    """The places of the edge's ring after its first one. The ring begins at `start`."""
+    """Return the box of the ring's places after its first one. The ring begins at `start`."""
     stride = edge.stride or 0
     return Box(
         x=0.0,

@@ -55,7 +55,7 @@ class Prediction:
 
 
 def predict(plan: TransferPlan, network: Network | None = None, iterations: int = 1) -> Prediction:
-    """Applies the formula above."""
+    """Apply the formula above."""
     network = network or Network()
     sent, received = dict.fromkeys(plan.tasks, 0), dict.fromkeys(plan.tasks, 0)
     links: dict[tuple[str, str], float] = {}

@@ -42,7 +42,7 @@ def to_html(
 
 
 def page(plan: TransferPlan, network: Network | None = None, title: str = "Transfer plan") -> str:
-    """The text of the page. AnalysisError without jinja2."""
+    """Render a plan as the text of the page. Raises AnalysisError without jinja2."""
     try:
         import jinja2
     except ImportError:
@@ -115,7 +115,7 @@ def _matrix(plan: TransferPlan) -> list[tuple[str, list[Cell]]]:
 
 
 def _rows(plan: TransferPlan) -> str:
-    """The edges as JSON for a script element. The script of the page names the columns."""
+    """Return the edges as JSON for a script element. The script of the page names the columns."""
     rows = [
         [
             edge.variable or edge.name,

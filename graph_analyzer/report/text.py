@@ -18,7 +18,7 @@ from .cost import Network, predict
 
 
 def shape_text(shape: Shape) -> str:
-    """A shape in words: "64 x ?", "scalar" or "unknown rank"."""
+    """Return a shape in words: "64 x ?", "scalar" or "unknown rank"."""
     if shape is None:
         return "unknown rank"
     return " x ".join("?" if dim is None else str(dim) for dim in shape) or "scalar"
@@ -84,7 +84,7 @@ def loops_text(plan: TransferPlan) -> str:
 
 
 def operations_text(plan: TransferPlan) -> str:
-    """How many tensors share the operations that send and receive them, and why others do not."""
+    """Return how many tensors share the operations that send and receive them, and why others do not."""
     tensors, operations = plan.operations()
     parts = [f"{count(tensors, 'tensor')} sent by {count(operations, 'operation')}"] * bool(tensors)
     reasons = Counter(edge.alone for edge in plan.edges if edge.operation is None)
@@ -96,7 +96,7 @@ def operations_text(plan: TransferPlan) -> str:
 
 
 def cost_text(plan: TransferPlan, network: Network) -> str:
-    """The predicted time and its parts."""
+    """Return the predicted time and its parts."""
     cost = predict(plan, network)
     what = f"{network.bandwidth * 8 / 1e9:g} Gbit/s, {duration(network.latency)}"
     if not cost.busiest:
@@ -109,7 +109,7 @@ def cost_text(plan: TransferPlan, network: Network) -> str:
 
 
 def report(plan: TransferPlan, network: Network | None = None, rows: int = 20) -> RenderableType:
-    """The whole report, with the `rows` largest edges, for rich to print."""
+    """Render the whole report, with the `rows` largest edges, for rich to print."""
     parts: list[RenderableType] = [
         f"[bold]{headline(plan)}[/bold]",
         escape(classes_text(plan)),
@@ -163,7 +163,7 @@ def _edges(plan: TransferPlan, rows: int) -> Table:
 
 
 def edge_cells(edge: Edge) -> tuple[str, ...]:
-    """The cells of an edge: name, source, destination, type, shape, and class with its reason."""
+    """Return the cells of an edge: name, source, destination, type, shape, and class with its reason."""
     reason = f" ({edge.reason})" if edge.reason else ""
     loop = f", {loop_text(edge)}" if edge.in_loop else ""
     return (
@@ -191,7 +191,7 @@ def _advice(plan: TransferPlan, network: Network | None) -> Iterator[str]:
 
 
 def difference(found: Difference) -> RenderableType:
-    """The differences that `diff` found."""
+    """Render the differences that `diff` found."""
     if not found:
         return "no difference"
     table = _table("", ("", "tensor", "from", "to", "type", "shape", "class"), ("bytes",))
