@@ -20,7 +20,7 @@ _MICROSECOND = 1e-6
 
 
 def families() -> Iterator[Metric]:
-    """The metrics that `rdmatensor.metrics` serves. Without the plugin, only devices of Python count."""
+    """Yield the metrics that `rdmatensor.metrics` serves. Without the plugin, only Python's devices count."""
     loaded = plugin.loaded()
     stats: Mapping[str, Any] = plugin.stats() if loaded else {"servers": [], "devices": []}
     yield _gauge("info", "Version of rdmatensor.", ["version"], [([__version__], 1)])
@@ -58,7 +58,7 @@ def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) ->
 
 
 def _of_keys(rows: Mapping[str, Mapping[str, float]], name: str) -> list[_Row]:
-    """The number `name` of each entry, labelled with its key."""
+    """Return the number `name` of each entry, labelled with its key."""
     return [([key], entry[name]) for key, entry in rows.items()]
 
 
@@ -224,7 +224,7 @@ _DEVICE_GAUGES = {
 
 
 def _devices(of_servers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    """The devices of TensorFlow servers and of Python."""
+    """Yield the metrics of devices, of TensorFlow servers and of Python."""
     devices = [([each["task"], each["address"]], each) for each in of_servers]
     for device in list(_open_devices):
         # Another thread may close it at the same time.

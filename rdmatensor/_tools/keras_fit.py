@@ -12,7 +12,7 @@ _NEEDED = ("TensorFlowTrainer", "reduce_per_replica", "_collective_all_reduce_mu
 
 
 def repair() -> None:
-    """Does what rdmatensor.tensorflow.repair_keras does."""
+    """Do what rdmatensor.tensorflow.repair_keras does."""
     import keras
 
     if not keras.__version__.startswith("3."):
@@ -34,7 +34,9 @@ def repair() -> None:
 
 
 def _repair_means(trainer: ModuleType) -> None:
-    """Keras asks for the mean over the rows of a loss, which has none. It means: over the replicas."""
+    """Let Keras take the mean over replicas where it asks for a mean over the rows of a loss, which has
+    none.
+    """
     import tensorflow as tf
 
     stock = trainer.reduce_per_replica
@@ -50,9 +52,9 @@ def _repair_means(trainer: ModuleType) -> None:
 
 
 def _repair_first_batch(trainer: ModuleType) -> None:
-    """Keras builds the model from the mean of the workers' first batches, which may differ in length.
+    """Let Keras build the model from the worker's own first batch.
 
-    Any worker's own batch has the shape that is needed.
+    Stock Keras takes the mean of the workers' first batches, which may differ in length.
     """
     import tensorflow as tf
 

@@ -73,7 +73,7 @@ class Request:
         return [Task(job, index) for job, count in counts.items() for index in range(count)]
 
     def serves(self, task: Task) -> bool:
-        """Whether a task serves others, and so is ended once they have ended.
+        """Return whether a task serves others, and so is ended once they have ended.
 
         Parameter servers do. With parameter servers and a chief, so do workers, as in
         ParameterServerStrategy.
@@ -100,7 +100,7 @@ class _Output:
         self._bar = False  # the last line may be replaced
 
     def prefix(self, task: Task, colour: str) -> bytes:
-        """The beginning of a task's lines, in its colour on a terminal."""
+        """Return the beginning of a task's lines, in its colour on a terminal."""
         with self._console.capture() as written:
             self._console.print(Text(f"[{task.name}]", style=colour), end=" ")
         return written.get().encode()
@@ -128,7 +128,7 @@ class _Output:
 
 
 def _pieces(pipe: BinaryIO) -> Iterator[bytes]:
-    """Yields what a task writes, in pieces that end as _END says, until the pipe ends."""
+    """Yield what a task writes, in pieces that end as _END says, until the pipe ends."""
     rest = b""
     while data := os.read(pipe.fileno(), _LONGEST_LINE):
         rest += data
@@ -219,7 +219,7 @@ def _hang_up(process: Process) -> None:
 
 @contextlib.contextmanager
 def _signals_as_ends(ends: _Ends) -> Iterator[None]:
-    """Within the block, put signals that would end this program into `ends`, so that the tasks are ended.
+    """Put signals that would end this program into `ends` within the block, so that the tasks are ended.
 
     Signals that are ignored, as under `nohup` and in background jobs, remain ignored.
     """
@@ -289,7 +289,7 @@ def run(request: Request, say: Callable[[str], None]) -> int:
 
     It is 0 if no task failed, otherwise that of the first task that failed; or 128 plus the signal that
     ended a task or this program. No process stays behind. `say` gets messages for the user. Call it in the
-    main thread. OSError if there is no port or no process for a task.
+    main thread. Raises OSError if there is no port or no process for a task.
     """
     ends: _Ends = queue.SimpleQueue()
     with _signals_as_ends(ends):
@@ -312,7 +312,7 @@ def _addresses(request: Request) -> contextlib.AbstractContextManager[list[str]]
 
 
 def python_of(command: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """The Python that a command line begins with, and what follows it; None if it begins with none."""
+    """Return the Python that a command line begins with, and what follows it; None if it begins with none."""
     word = command[0]
     python = shutil.which(word) if _PYTHON.fullmatch(Path(word).name) else None
     return (None, command) if python is None else (python, command[1:])
@@ -328,7 +328,7 @@ def command_of(program: Sequence[str]) -> list[str]:
 
 
 def _options(program: Sequence[str]) -> int:
-    """How many words before the script, or -m or -c, are options of Python."""
+    """Return how many words before the script, or -m or -c, are options of Python."""
     count = 0
     while count < len(program) and program[count].startswith("-") and program[count] not in _RUN:
         count += 2 if program[count] in ("-W", "-X") else 1
@@ -336,7 +336,7 @@ def _options(program: Sequence[str]) -> int:
 
 
 def check(program: Sequence[str]) -> str:
-    """Why a program cannot be run; "" if it can, or if Python will tell."""
+    """Return why a program cannot be run; "" if it can, or if Python will tell."""
     words = program[_options(program) :]
     if not words or list(words) == ["-m"]:
         return "there is no program: name a script, or -m and a module"
@@ -353,7 +353,7 @@ def check(program: Sequence[str]) -> str:
 
 
 def check_ports(request: Request) -> str:
-    """Why the tasks of one host cannot have the ports of the setting; "" if they can."""
+    """Return why the tasks of one host cannot have the ports of the setting; "" if they can."""
     fixed = os.environ.get("RDMATENSOR_BIND_PORT", "")
     hosts = [host.name for host in request.hosts] or ["this host"] * len(request.tasks)
     name, most = Counter(hosts).most_common(1)[0]
@@ -366,7 +366,7 @@ def check_ports(request: Request) -> str:
 
 
 def check_metrics(request: Request) -> str:
-    """Why the tasks cannot serve their metrics; "" if they can, or need not."""
+    """Return why the tasks cannot serve their metrics; "" if they can, or need not."""
     if not request.metrics_port:
         return ""
     if request.metrics_port + len(request.tasks) - 1 > 65535:

@@ -73,7 +73,7 @@ class Result(NamedTuple):
     speeds: list[Speed]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the fields by name."""
+        """Return the fields by name."""
         return {
             "transport": self.transport,
             "encrypted": self.encrypted,
@@ -97,7 +97,7 @@ def echo(
     seen: Callable[[RemoteDevice], None] = _ignore,
     gone: Callable[[RemoteDevice], None] = _ignore,
 ) -> None:
-    """Answers every notification with its own content until `stop` is set.
+    """Answer every notification with its own content until `stop` is set.
 
     `seen` gets each peer at its first notification, `gone` at the end of its connection.
     """
@@ -121,7 +121,7 @@ def echo(
 def measure(
     device: Device, remote: RemoteDevice, effort: Effort, step: Callable[[], object] = lambda: None
 ) -> Result:
-    """Measures the connection to `remote`, whose process runs `echo`. Calls `step` after each figure.
+    """Measure the connection to `remote`, whose process runs `echo`. Calls `step` after each figure.
 
     Skips sizes for which one transfer would take half a second, judging by the size before. Nobody else may
     take the device's notifications meanwhile. Allocates the largest size once at the peer and twice here.
@@ -155,7 +155,7 @@ def measure(
 
 
 def _repeat(operation: Callable[[], None], seconds: float) -> Latency:
-    """Times operations one after the other. The first few warm up and do not count."""
+    """Time operations one after the other. The first few warm up and do not count."""
     for _ in range(10):
         operation()
     times: list[float] = []
@@ -174,7 +174,7 @@ def _round_trip(device: Device, remote: RemoteDevice) -> None:
 
 
 def _stream(post: Callable[[Array], Transfer], data: Array, seconds: float) -> float:
-    """Measures bytes per second with several transfers at a time."""
+    """Measure bytes per second with several transfers at a time."""
     post(data).wait(_WAIT_S)
     most = max(2, min(_IN_FLIGHT, _BYTES_IN_FLIGHT // data.nbytes))
     pending: deque[Transfer] = deque()

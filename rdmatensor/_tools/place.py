@@ -13,7 +13,9 @@ RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "JOB_COMPLETION_IND
 
 
 def rank_in(environment: Mapping[str, str]) -> int:
-    """The rank of this process. ValueError, with the variables that were tried, if none has it."""
+    """Return the rank of this process. Raises ValueError, with the variables that were tried, if it has
+    none.
+    """
     for name in RANKS:
         if name in environment:
             try:
@@ -26,7 +28,7 @@ def rank_in(environment: Mapping[str, str]) -> int:
 def config_in(environment: Mapping[str, str], place: str, ps: int, port: int, protocol: str) -> str:
     """Return TF_CONFIG for this process. `place` names the hosts of the ranks, or is "TF_CONFIG".
 
-    ValueError if the environment has no rank, no TF_CONFIG to keep, or one that does not fit.
+    Raises ValueError if the environment has no rank, no TF_CONFIG to keep, or one that does not fit.
     """
     if place != NAME:
         return config_of(place.split(","), rank_in(environment), ps, port, protocol)
@@ -36,12 +38,12 @@ def config_in(environment: Mapping[str, str], place: str, ps: int, port: int, pr
 
 
 def config_of(hosts: Sequence[str], rank: int, ps: int, port: int, protocol: str) -> str:
-    """TF_CONFIG for a rank. `hosts` are those of the ranks 0, 1, ...
+    """Return TF_CONFIG for a rank. `hosts` are those of the ranks 0, 1, ...
 
     A host that is named twice has two tasks, at `port` and the port after it.
 
-    All ranks are workers; with `ps`, rank 0 is the chief, the next `ps` are parameter servers, and the others
-    workers. ValueError if the cluster has no such rank, or no worker.
+    All ranks are workers; with `ps`, rank 0 is the chief, the next `ps` are parameter servers, and the
+    others workers. Raises ValueError if the cluster has no such rank, or no worker.
     """
     if "" in hosts:
         raise ValueError(f"a host without a name in {','.join(hosts)!r}")
@@ -57,7 +59,9 @@ def config_of(hosts: Sequence[str], rank: int, ps: int, port: int, protocol: str
 
 
 def addresses_of(hosts: Sequence[str], port: int) -> list[str]:
-    """ "HOST:PORT" for each host. One that is named twice has two tasks, at `port` and the port after it."""
+    """Return "HOST:PORT" for each host. One that is named twice has two tasks, at `port` and the one after
+    it.
+    """
     tasks: Counter[str] = Counter()
     found = []
     for host in hosts:

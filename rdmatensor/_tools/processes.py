@@ -66,7 +66,7 @@ class Crew:
         stderr: int = subprocess.PIPE,
         stdout: int = subprocess.PIPE,
     ) -> Process:
-        """Starts a Python with these arguments. `environment` is added to this program's.
+        """Start a Python with these arguments. `environment` is added to this program's.
 
         Its streams are pipes, but `stderr` and `stdout` may be descriptors.
         """
@@ -80,7 +80,7 @@ class Crew:
         stdout: int = subprocess.PIPE,
         folder: str | None = None,
     ) -> Process:
-        """The same for any program, in a folder; None is the current one."""
+        """Start any program as start does, in a folder; None is the current one."""
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -95,7 +95,7 @@ class Crew:
         return process
 
     def wait(self, process: Process) -> int:
-        """Waits for the process, and ends what it left behind. The exit status is negative for a signal."""
+        """Wait for the process, and end what it left behind. The exit status is negative for a signal."""
         # Until the process is reaped, no other group can get its number.
         with contextlib.suppress(ChildProcessError):  # stop() has reaped it
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -103,8 +103,10 @@ class Crew:
         return process.wait()
 
     def stop(self, ask: Callable[[Process], object] | None = None, grace: float = GRACE_S) -> None:
-        """Ends all processes: calls `ask` for each, by default SIGTERM for its group. Sends SIGKILL after
-        `grace` seconds, or at once when interrupted."""
+        """End all processes: call `ask` for each, by default SIGTERM for its group.
+
+        Sends SIGKILL after `grace` seconds, or at once when interrupted.
+        """
         with contextlib.suppress(KeyboardInterrupt):
             for process in self._running:
                 (ask or terminate)(process)
@@ -131,14 +133,14 @@ class Crew:
 
 
 def terminate(process: Process) -> None:
-    """Sends SIGTERM to the process, unless it has ended, and to what it has started."""
+    """Send SIGTERM to the process, unless it has ended, and to what it has started."""
     if process.returncode is None:  # else the number may be another group's
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
 
 
 def ending(status: int) -> str:
-    """Says in words how a process ended."""
+    """Say in words how a process ended."""
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"exited with status {status}"
@@ -146,11 +148,11 @@ def ending(status: int) -> str:
 
 @contextlib.contextmanager
 def reserved_addresses(count: int) -> Iterator[list[str]]:
-    """Gives `count` different "localhost:PORT" that only TensorFlow's servers can take within the block.
+    """Give `count` different "localhost:PORT" that only TensorFlow's servers can take within the block.
 
     This program binds the ports but does not listen. So nobody gets them who asks for any free port, or who
     does not set SO_REUSEADDR, as TensorFlow's servers do. The ports are below the range that the kernel
-    uses for outgoing connections. OSError if there are too few.
+    uses for outgoing connections. Raises OSError if there are too few.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
@@ -171,14 +173,14 @@ def reserved_addresses(count: int) -> Iterator[list[str]]:
 
 
 def free_addresses(count: int) -> list[str]:
-    """The same as reserved_addresses, but the ports are not kept."""
+    """Return what reserved_addresses gives, but do not keep the ports."""
     with reserved_addresses(count) as addresses:
         return addresses
 
 
 @contextlib.contextmanager
 def terminate_like_interrupt() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt within the block, so that processes are ended.
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt within the block, so that processes are ended.
 
     The signal's name is the argument of the KeyboardInterrupt.
     """

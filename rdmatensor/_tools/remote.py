@@ -54,7 +54,10 @@ class Host:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Reads "NAME,NAME=ADDRESS,...". The default address is the name without the user. ValueError."""
+    """Read "NAME,NAME=ADDRESS,...". The default address is the name without the user.
+
+    Raises ValueError if the text is something else.
+    """
     hosts = []
     for word in text.split(","):
         name, _, address = word.strip().partition("=")
@@ -65,7 +68,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def command(ssh: str, host: Host, python: str) -> list[str]:
-    """The command that runs the agent on a host."""
+    """Return the command that runs the agent on a host."""
     return [*shlex.split(ssh), host.name, shlex.quote(python), "-m", "rdmatensor._tools.remote"]
 
 
@@ -76,7 +79,7 @@ END = b"\n"
 def order(
     arguments: Sequence[str], variables: Mapping[str, str], secret: str, grace: float
 ) -> bytes:
-    """The line that tells the agent to run this Python program as here, with `variables` besides."""
+    """Return the line that tells the agent to run this Python program as here, with `variables` besides."""
     carried = {
         name: value
         for name, value in os.environ.items()
@@ -102,7 +105,7 @@ class Connection:
         self._last = ""
 
     def read(self, line: bytes) -> bytes:
-        """Takes a line of standard error; what of it is for the user."""
+        """Take a line of standard error, and return what of it is for the user."""
         before, mark, said = line.partition(_MARK)
         if mark and (word := said.strip().decode()) == _BEGUN:
             self._begun = True
@@ -113,7 +116,9 @@ class Connection:
         return before
 
     def outcome(self, status: int) -> tuple[int, str]:
-        """The program's exit status, and "" or what is wrong with the host, once ssh ended with `status`."""
+        """Return the program's exit status, and what is wrong with the host or "", once ssh ended with
+        `status`.
+        """
         if self._status is not None:
             return self._status, ""
         if self._begun:
@@ -122,12 +127,9 @@ class Connection:
         return status or 1, f"{self._host.name} cannot be reached, or has no rdmatensor{why}"
 
 
-# ---- The agent --------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def _secret_file(secret: str) -> Iterator[dict[str, str]]:
-    """Within the block, the secret of this run is in a file that only this user can read.
+    """Keep the secret of this run in a file that only this user can read, within the block.
 
     The file is memory of this process, so that it ends with it, also by SIGKILL.
     """
@@ -174,7 +176,7 @@ def _run(asked: Mapping[str, Any]) -> int:
 
 
 def main() -> None:
-    """Runs what one line of standard input says, to its end."""
+    """Run what one line of standard input says, to its end."""
     _tell(_BEGUN)
     with open(0, "rb", buffering=0, closefd=False) as unread:  # what follows is for another thread
         status = _run(json.loads(unread.readline()))

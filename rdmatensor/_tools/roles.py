@@ -45,10 +45,10 @@ class Role:
 def role_of(
     environment: Mapping[str, str], rank: int | None, size: int | None, root: str | None
 ) -> Role:
-    """The role that the arguments give, or else TF_CONFIG, or else a launcher's variables; or else one
-    process.
+    """Return the role that the arguments give, or else TF_CONFIG, or else a launcher's variables.
 
-    UsageError, with the remedy, if they are incomplete or contradict each other.
+    Without any of them, it is that of a single process. Raises UsageError, with the remedy, if they are
+    incomplete or contradict each other.
     """
     if rank is not None or size is not None:
         if rank is None or size is None:
@@ -63,7 +63,7 @@ def role_of(
 
 
 def device_of(role: Role) -> Device:
-    """A device where others reach it: at the address that a launcher has told, if it has told one.
+    """Open a device where others reach it: at the address that a launcher has told, if it has told one.
 
     Raises what Device raises, for rank 0 also if that address is not one of this machine.
     """
@@ -87,12 +87,12 @@ def device_of(role: Role) -> Device:
 
 
 def device_name(rank: int) -> str:
-    """The name of the device of this rank, by which others know it."""
+    """Return the name of the device of this rank, by which others know it."""
     return f"rank {rank}"
 
 
 def join(device: Device, role: Role, name: str, timeout: float) -> Group:
-    """Waits for rank 0, which may start later, and then for the others. Raises what Group raises.
+    """Wait for rank 0, which may start later, and then for the others. Raises what Group raises.
 
     Rank 0's device has to have the name `device_name(0)`.
     """
@@ -117,7 +117,7 @@ def join(device: Device, role: Role, name: str, timeout: float) -> Group:
 
 
 def _own_address_towards(address: str) -> str | None:
-    """The address of this machine in the network that leads there; None if none does."""
+    """Return the address of this machine in the network that leads there; None if none does."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, target in socket.getaddrinfo(

@@ -33,15 +33,15 @@ def cluster_of(tasks: Sequence[Task], addresses: Sequence[str]) -> dict[str, lis
 
 
 def text_for(cluster: Mapping[str, Sequence[str]], task: Task, protocol: str) -> str:
-    """The value of TF_CONFIG for a task. "rpc_layer" is the one that cluster resolvers read."""
+    """Return the value of TF_CONFIG for a task. "rpc_layer" is the one that cluster resolvers read."""
     place = {"type": task.job, "index": task.index}
     return json.dumps({"cluster": cluster, "task": place, "rpc_layer": protocol})
 
 
 def with_protocol(text: str, protocol: str) -> str:
-    """A launcher's TF_CONFIG with "rpc_layer", if it has a cluster and names no protocol; otherwise as it is.
+    """Return a launcher's TF_CONFIG with "rpc_layer", or as it is if it has no cluster or names a protocol.
 
-    ValueError if it is no JSON object.
+    Raises ValueError if it is no JSON object.
     """
     try:
         config = json.loads(text or "{}")

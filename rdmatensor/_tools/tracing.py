@@ -36,20 +36,18 @@ class Span(NamedTuple):
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str], computation: bool = False) -> Iterator[None]:
-    """Writes what this process's plugin does within the block to `path`, in Chrome's trace format (JSON).
+    """Write what this process's plugin does within the block to `path`, in Chrome's trace format (JSON).
 
         with rdmatensor.tensorflow.trace("worker0.json"):
             train_step()
 
     Rows are edges: what this process sent, and what it waited for; and operations between processes. With
-    `computation`, rows are also TensorFlow's threads, with the operations that they compute.
-    Times are those of the machine's clock, in
-    microseconds, so traces of several tasks can be combined. Occupies TensorFlow's profiler, of which a
-    process has one. Writes the file even if the block fails.
+    `computation`, rows are also TensorFlow's threads, with the operations that they compute. Times are those
+    of the machine's clock, in microseconds, so traces of several tasks can be combined. Occupies
+    TensorFlow's profiler, of which a process has one. Writes the file even if the block fails.
 
     Raises Unsupported if the plugin is not in this process, UsageError if a profile is being taken already.
     """
-
     if not plugin.loaded():
         raise Unsupported(f"nothing can be traced: {plugin.why_not()}", "UNSUPPORTED")
     import tensorflow as tf
@@ -76,7 +74,7 @@ def trace(path: str | os.PathLike[str], computation: bool = False) -> Iterator[N
 
 
 def spans(folder: str | os.PathLike[str], computation: bool = False) -> list[Span]:
-    """Returns our spans, by start time, from what TensorFlow's profiler wrote below `folder`.
+    """Return our spans, by start time, from what TensorFlow's profiler wrote below `folder`.
 
     With `computation`, also those of TensorFlow's operations.
 
@@ -93,7 +91,7 @@ def spans(folder: str | os.PathLike[str], computation: bool = False) -> list[Spa
 
 
 def _of_line(plane: Any, line: Any, computation: bool) -> Iterator[Span]:
-    """Yields our spans of one thread, which the profiler calls a line."""
+    """Yield our spans of one thread, which the profiler calls a line."""
     for event in line.events:
         name = plane.event_metadata[event.metadata_id].name
         # What has one colon is an operation and its type.
@@ -114,7 +112,7 @@ def _value(plane: Any, stat: Any) -> Any:
 
 
 def chrome(found: list[Span], process: str) -> dict[str, Any]:
-    """Returns the spans in Chrome's trace format: "complete" events on named rows.
+    """Return the spans in Chrome's trace format: "complete" events on named rows.
 
     Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
     """

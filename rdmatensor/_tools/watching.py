@@ -36,16 +36,16 @@ class Reading:
     metrics: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
     def labels(self, name: str) -> list[Mapping[str, str]]:
-        """The labels of all metrics with this name."""
+        """Return the labels of all metrics with this name."""
         return [labels for labels, _ in self.metrics.get(name, ())]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of the metrics with these labels; 0 if there are none."""
+        """Return the sum of the metrics with these labels; 0 if there are none."""
         wanted = labels.items()
         return sum(value for has, value in self.metrics.get(name, ()) if wanted <= has.items())
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums for each value of a label."""
+        """Return the sums for each value of a label."""
         sums: dict[str, float] = {}
         for labels, value in self.metrics.get(name, ()):
             sums[labels.get(label, "")] = sums.get(labels.get(label, ""), 0.0) + value
@@ -53,7 +53,7 @@ class Reading:
 
 
 def parse(text: str, at: float) -> Reading:
-    """Read the text format of Prometheus. NotReadable if the text is something else."""
+    """Read the text format of Prometheus. Raises NotReadable if the text is something else."""
     metrics: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -71,17 +71,17 @@ def parse(text: str, at: float) -> Reading:
 
 
 def printable(text: str) -> str:
-    """The text without control characters for terminals."""
+    """Return the text without control characters for terminals."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def read(address: str) -> Reading:
-    """The metrics at "host:port". NotReadable if they cannot be read."""
+    """Return the metrics at "host:port". Raises NotReadable if they cannot be read."""
     return parse(fetch(address), time.monotonic())
 
 
 def fetch(address: str) -> str:
-    """The answer of "host:port", without a proxy. NotReadable as for `read`."""
+    """Return the answer of "host:port", without a proxy. Raises NotReadable as `read` does."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_CONNECT_S)
     try:
@@ -144,7 +144,7 @@ class View:
 
 
 def view(address: str, before: Reading, now: Reading) -> View:
-    """The view of a task. All rates are 0 if `before` and `now` are the same."""
+    """Return the view of a task. All rates are 0 if `before` and `now` are the same."""
     seconds = now.at - before.at
 
     def rate(name: str, **labels: str) -> float:
@@ -213,7 +213,7 @@ def view(address: str, before: Reading, now: Reading) -> View:
 
 
 def _training(now: Reading, rate: Callable[..., float]) -> dict[str, Any]:
-    """What rdmatensor.train does there; empty without it."""
+    """Return what rdmatensor.train does there; empty without it."""
     if not now.labels("train_info"):
         return {}
     operations = [
@@ -243,7 +243,7 @@ def _training(now: Reading, rate: Callable[..., float]) -> dict[str, Any]:
 
 
 def _faults(now: Reading) -> dict[str, float]:
-    """The counters of faults since the task began."""
+    """Return the counters of faults since the task began."""
     plan = now.by("plan_events_total", "event")
     return {
         "channels_lost": now.value("device_channels_lost_total"),
@@ -260,7 +260,9 @@ _ADDRESS = re.compile(r"(?:(?P<host>\[[^]]+\]|[^:\[\]]*):)?(?P<first>\d+)(?:-(?P
 
 
 def addresses(words: Iterable[str]) -> list[str]:
-    """ "HOST:PORT" from "HOST:PORT", "PORT" or "HOST:FIRST-LAST". ValueError for other text."""
+    """Return "HOST:PORT" for each "HOST:PORT", "PORT" or "HOST:FIRST-LAST". Raises ValueError for other
+    text.
+    """
     found = []
     for word in words:
         match = _ADDRESS.fullmatch(word)

@@ -75,7 +75,7 @@ def ping(host: str | None, listen: bool, **options: Any) -> None:
 
 
 def address_of(host: str, port: int | str = PORT) -> str:
-    """ "host:port" from "host", "host:port", "v6 address" or "[v6 address]:port"."""
+    """Return "host:port" for "host", "host:port", "v6 address" or "[v6 address]:port"."""
     if host.count(":") > 1 and not host.startswith("["):
         return f"[{host}]:{port}"
     return host if host.rpartition("]")[2].count(":") else f"{host}:{port}"
@@ -141,7 +141,7 @@ def _way(of: RemoteDevice | pinging.Result) -> str:
 
 
 def _progress() -> Any:
-    """A progress bar on standard error, if that is a terminal."""
+    """Return a progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -74,7 +74,7 @@ def _default() -> list[str]:
 
 
 def _looks(addresses: Sequence[str], interval: float) -> Iterator[list[View]]:
-    """A view of each task, again and again. Rates are 0 in the first views."""
+    """Yield a view of each task, again and again. Rates are 0 in the first views."""
     from ..watching import NotReadable, View, read_all, view
 
     before: dict[str, Reading] = {}
@@ -157,13 +157,13 @@ def _task(view: View) -> list[RenderableType]:
 
 
 def short(task: str) -> str:
-    """ "worker 0" from "/job:worker/replica:0/task:0"; other text stays as it is."""
+    """Shorten "/job:worker/replica:0/task:0" to "worker 0". Other text stays as it is."""
     parts = dict(part.partition(":")[::2] for part in task.strip("/").split("/"))
     return f"{parts['job']} {parts['task']}" if {"job", "task"} <= parts.keys() else task
 
 
 def _table(*headings: str) -> Table:
-    """A table whose middle columns are numbers, and whose last column may wrap."""
+    """Return a table whose middle columns are numbers, and whose last column may wrap."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -86,7 +86,7 @@ def topology(source: str | None, probe: bool, kind: Kind | None, **options: Any)
 
 
 def _probe() -> Topology | None:
-    """What the first of all processes found; None in the others."""
+    """Return what the first of all processes found; None in the others."""
     from ...device import Device
     from ...errors import UsageError
     from ...topology.probing import probe

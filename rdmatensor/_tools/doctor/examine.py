@@ -43,7 +43,7 @@ def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]
 
 
 def library(probe: child.Outcome) -> Finding:
-    """Whether the compiled library can be used."""
+    """Report whether the compiled library can be used."""
     if probe.value is None:
         remedy = (
             "pip install --no-build-isolation --force-reinstall .   (in the sources of rdmatensor)"
@@ -62,7 +62,7 @@ def library(probe: child.Outcome) -> Finding:
 
 
 def settings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]:
-    """Variables that are not settings, and values that the core refuses."""
+    """Report variables that are not settings, and values that the core refuses."""
     sound = True
     for line in fabric.lines(log, "WARN"):
         unknown = _UNKNOWN.fullmatch(line)
@@ -80,7 +80,7 @@ def settings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]
 
 
 def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether a device can be opened, and where it listens."""
+    """Report whether a device can be opened, and where it listens."""
     for error in report["errors"]:
         if "SECRET_FILE" in error or "ENCRYPT" in error:  # others report it
             continue
@@ -98,7 +98,7 @@ def bootstrap(report: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def ports(report: Mapping[str, Any]) -> Finding:
-    """Which ports firewalls must open."""
+    """Report which ports firewalls must open."""
     chosen = {row["name"]: row["value"] for row in report["settings"]}
     if chosen["BIND_PORT"] not in ("", "0"):
         text = f"open TCP {chosen['BIND_PORT']} between the hosts (RDMATENSOR_BIND_PORT)"
@@ -115,7 +115,7 @@ def ports(report: Mapping[str, Any]) -> Finding:
 
 
 def _free_ports() -> str:
-    """The range from which the kernel chooses free ports."""
+    """Return the range from which the kernel chooses free ports."""
     file = Path("/proc/sys/net/ipv4/ip_local_port_range")
     try:
         return "-".join(file.read_text().split())
@@ -138,7 +138,7 @@ def _device_remedy(error: str) -> str:
 
 
 def secret(report: Mapping[str, Any]) -> Finding:
-    """Whether peers need a secret to connect."""
+    """Report whether peers need a secret to connect."""
     path = os.environ.get("RDMATENSOR_SECRET_FILE", "")
     verbs = report["transports"].get("verbs", {}).get("usable")
     if path:
@@ -159,7 +159,7 @@ def secret(report: Mapping[str, Any]) -> Finding:
 
 
 def encryption(report: Mapping[str, Any]) -> Finding:
-    """Whether others on the network can read what is sent."""
+    """Report whether others on the network can read what is sent."""
     chosen = {row["name"]: row["value"] for row in report["settings"]}
     if chosen["ENCRYPT"] != "on":
         return Finding("encryption", "ok", "off: who listens on the network can read tensors")
@@ -175,7 +175,7 @@ def encryption(report: Mapping[str, Any]) -> Finding:
 
 
 def self_tests(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """The results of test transfers over each transport."""
+    """Report the results of test transfers over each transport."""
     from ...units import duration, size
 
     for name, result in report["tests"].items():

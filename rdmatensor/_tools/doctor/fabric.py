@@ -26,13 +26,13 @@ _TRY = "rdmatensor softroce run -- rdmatensor doctor   (RDMA in software, on any
 
 
 def lines(log: Sequence[str], level: str) -> list[str]:
-    """The lines that the core logged at this level."""
+    """Return the lines that the core logged at this level."""
     found = [match for line in log if (match := _LINE.fullmatch(line))]
     return [match[2] for match in found if match[1] == level]
 
 
 def findings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]:
-    """A finding for each transport, and one for each port in the kernel."""
+    """Report each transport, and each port in the kernel."""
     for name, found in report["transports"].items():
         yield _transport(name, found)
     using = report["transports"].get("verbs", {"usable": False, "text": ""})
@@ -63,7 +63,7 @@ def _there_is_a_device() -> bool:
 
 
 def _port(name: str, port: Path, using: Mapping[str, Any], said: Sequence[str]) -> Finding:
-    """`using` is the core's report on the transport, and `said` its log."""
+    """Report a port. `using` is the core's report on the transport, and `said` its log."""
     chosen = using["usable"] and str(using["text"]).startswith(f"{name} ")
     state = _read(port / "state").partition(": ")[2] or "of unknown state"
     facts = f"{state}, {_read(port / 'link_layer')}, {_read(port / 'rate')}"
@@ -100,7 +100,7 @@ def _remedy(why: str, port: Path) -> str:
 
 
 def _gids(name: str, port: Path, chosen: int | None, said: Sequence[str]) -> list[str]:
-    """The GIDs of a port, each with the reason from `said` if the core did not choose it."""
+    """Return the GIDs of a port, each with the reason from `said` if the core did not choose it."""
     passed_over = re.compile(rf"GID (\d+) of {re.escape(name)}, \S+, is passed over: (.*)")
     why = {int(match[1]): match[2] for line in said if (match := passed_over.fullmatch(line))}
     if chosen is not None:
@@ -113,7 +113,7 @@ def _gids(name: str, port: Path, chosen: int | None, said: Sequence[str]) -> lis
 
 
 def _table(port: Path) -> list[tuple[int, str, str, str]]:
-    """The index, address, type and network interface of each GID that is not empty."""
+    """Return the index, address, type and network interface of each GID that is not empty."""
     rows = []
     folder = port / "gids"
     for entry in sorted(folder.iterdir(), key=lambda e: int(e.name)) if folder.is_dir() else []:
@@ -127,7 +127,7 @@ def _table(port: Path) -> list[tuple[int, str, str, str]]:
 
 
 def _read(path: Path) -> str:
-    """A line of sysfs; "" if the kernel refuses it, which happens in containers."""
+    """Return a line of sysfs; "" if the kernel refuses it, which happens in containers."""
     with contextlib.suppress(OSError):
         return path.read_text().strip()
     return ""

@@ -14,7 +14,7 @@ _PROBE_SECONDS = 60.0
 
 
 def facts() -> dict[str, Any]:
-    """Return the facts by name. RuntimeError if the core does not tell them."""
+    """Return the facts by name. Raises RuntimeError if the core does not tell them."""
     probe = child.call("rdmatensor._tools.doctor.probe", "look", _PROBE_SECONDS)
     if probe.value is None:
         raise RuntimeError(f"the core {probe.why_not}: see rdmatensor doctor")

@@ -18,7 +18,7 @@ AREA = "TensorFlow"
 
 
 def build() -> dict[str, Any]:
-    """The facts that the build recorded; {} if there are none."""
+    """Return the facts that the build recorded; {} if there are none."""
     try:
         facts = json.loads((Path(__file__).parents[2] / "_build_info.json").read_text())
     except (OSError, ValueError):
@@ -27,7 +27,7 @@ def build() -> dict[str, Any]:
 
 
 def version() -> str:
-    """The version of TensorFlow, without importing it; "" if it is not installed."""
+    """Return the version of TensorFlow, without importing it; "" if it is not installed."""
     for package in _PACKAGES:
         try:
             return metadata.version(package)
@@ -37,7 +37,7 @@ def version() -> str:
 
 
 def finding(thoroughly: bool) -> Finding:
-    """Whether protocol="grpc+rdma" works. `thoroughly` imports TensorFlow, in another process."""
+    """Report whether protocol="grpc+rdma" works. `thoroughly` imports TensorFlow, in another process."""
     built, here = build().get("tensorflow"), version()
     if not here:
         return Finding(AREA, "ok", "not installed; the Python API and groups work without it")
@@ -75,7 +75,7 @@ def _tried(here: str) -> Finding:
 
 
 def _ways() -> str:
-    """What leaves gRPC with the settings of this process."""
+    """Say what leaves gRPC with the settings of this process."""
     from ... import config  # without the library, doctor still has to say so
 
     if config.get("POLICY") == "grpc":
@@ -86,7 +86,7 @@ def _ways() -> str:
 
 
 def why_not() -> str:
-    """Import TensorFlow; why it did not load the plugin, "" if it did."""
+    """Import TensorFlow, and return why it did not load the plugin; "" if it did."""
     import tensorflow  # noqa: F401
 
     from ... import tensorflow as ours

@@ -24,7 +24,7 @@ _DOCKER = (
 
 
 def findings(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """The findings. `report` is the result of the probe, {} if it failed."""
+    """Report on this machine. `report` is the result of the probe, {} if it failed."""
     verbs = bool(report.get("transports", {}).get("verbs", {}).get("usable"))
     yield memlock(verbs, report)
     yield descriptors()
@@ -36,7 +36,7 @@ def findings(report: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def memlock(verbs: bool, report: Mapping[str, Any]) -> Finding:
-    """Whether the limit of locked memory is enough for registering, which only RDMA needs."""
+    """Report whether the limit of locked memory is enough for registering, which only RDMA needs."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     text = "no limit" if limit == resource.RLIM_INFINITY else binary_size(limit)
     left = report.get("registrable")
@@ -61,7 +61,7 @@ def memlock(verbs: bool, report: Mapping[str, Any]) -> Finding:
 
 
 def descriptors() -> Finding:
-    """Whether the limit of open files is enough, because each connection needs some."""
+    """Report whether the limit of open files is enough, because each connection needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError):
         used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -75,7 +75,7 @@ def descriptors() -> Finding:
 
 
 def congestion() -> Iterator[Finding]:
-    """Whether new connections over TCP use a congestion control that suits networks of nearby hosts."""
+    """Report whether new connections over TCP use congestion control that suits nearby hosts."""
     with contextlib.suppress(OSError):  # a container may hide it
         name = _CONGESTION.read_text().strip()
         if name != "bbr":
@@ -92,7 +92,7 @@ def congestion() -> Iterator[Finding]:
 
 
 def container() -> str:
-    """The kind of container; "" outside one."""
+    """Return the kind of container; "" outside one."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "Kubernetes"
     if Path("/.dockerenv").exists():
@@ -119,13 +119,13 @@ def _in_container(kind: str) -> Finding:
 
 
 def kernel_devices() -> list[str]:
-    """The RDMA devices of the kernel, whether or not this process may use them."""
+    """Return the RDMA devices of the kernel, whether or not this process may use them."""
     folder = Path("/sys/class/infiniband")
     return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def memory(report: Mapping[str, Any]) -> Finding:
-    """Whether this process may use as much memory as its arena."""
+    """Report whether this process may use as much memory as its arena."""
     limit = _memory_limit()
     arena = _setting(report, "ARENA_LIMIT") if report else 0
     text = f"the limit is {binary_size(limit)}"
@@ -136,7 +136,7 @@ def memory(report: Mapping[str, Any]) -> Finding:
 
 
 def _memory_limit() -> int:
-    """The memory of the machine, or the limit of the control group if that is lower."""
+    """Return the memory of the machine, or the limit of the control group if that is lower."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2, version 1
         with contextlib.suppress(OSError, ValueError):
@@ -160,5 +160,5 @@ def _shm() -> str:
 
 
 def _setting(report: Mapping[str, Any], name: str) -> int:
-    """A numeric setting in force, in bytes."""
+    """Return a numeric setting in force, in bytes."""
     return next(int(row["number"]) for row in report["settings"] if row["name"] == name)

@@ -15,7 +15,7 @@ _NAME = "graph_analyzer"
 
 
 def finding() -> Finding:
-    """Which distribution installed the package, and which one Python finds."""
+    """Report which distribution installed the package, and which one Python finds."""
     others = sorted({*metadata.packages_distributions().get(_NAME, [])} - {_OURS})
     again = f"pip install --force-reinstall --no-deps {_OURS}-*.whl"
     if others:

@@ -19,12 +19,12 @@ _SUSPECTS = ("SECRET_FILE", "BIND_ADDRESS", "BIND_PORT", "TRANSPORTS")
 
 
 def look() -> dict[str, Any]:
-    """Versions, settings, and the transports that a device finds."""
+    """Return versions, settings, and the transports that a device finds."""
     return _look(tests=False)
 
 
 def look_and_test() -> dict[str, Any]:
-    """The same as look, and test transfers over each transport between two devices."""
+    """Return what look returns, and test transfers over each transport between two devices."""
     return _look(tests=True)
 
 
@@ -74,7 +74,7 @@ def _look(tests: bool) -> dict[str, Any]:
 
 
 def _put_in_force(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
-    """Apply the settings of the environment. The result has the reasons for those that are refused."""
+    """Apply the settings of the environment. Return the reasons for those that are refused."""
     from ... import config
     from ...errors import RdmaError
 
