@@ -24,7 +24,7 @@ _ZSTD_SECONDS = 60
 
 
 def unpack(image: bytes) -> bytes | None:
-    """Returns the ELF kernel inside a bzImage, or None if QEMU must boot the image as it is."""
+    """Return the ELF kernel inside a bzImage, or None if QEMU must boot the image as it is."""
     if image[_MAGIC : _MAGIC + 4] != b"HdrS":
         return None
     start = (image[_SETUP_SECTORS] + 1) * _SECTOR + _number(image, _PAYLOAD_OFFSET)
@@ -43,7 +43,7 @@ def _number(image: bytes, offset: int) -> int:
 
 
 def decompress(data: bytes) -> bytes:
-    """Decompresses xz, gzip and zstd; returns other data unchanged.
+    """Decompress xz, gzip and zstd; return other data unchanged.
 
     Ignores bytes that follow xz and gzip data. Raises Unavailable if the program `zstd` is needed but
     missing.

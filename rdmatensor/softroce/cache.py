@@ -15,7 +15,7 @@ from .errors import Unavailable
 
 
 def folder() -> Path:
-    """Returns $XDG_CACHE_HOME/rdmatensor/softroce (~/.cache by default) and creates it if missing.
+    """Return $XDG_CACHE_HOME/rdmatensor/softroce (~/.cache by default) and create it if missing.
 
     Raises Unavailable if it cannot be created.
     """
@@ -33,7 +33,7 @@ def folder() -> Path:
 
 @contextmanager
 def locked() -> Iterator[Path]:
-    """Yields the folder under an exclusive lock: one process downloads while the others wait."""
+    """Hold an exclusive lock of the folder within the block: one process downloads while the others wait."""
     path = folder()
     with (path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -42,7 +42,7 @@ def locked() -> Iterator[Path]:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yields a draft folder that becomes `target` when the block ends, or is removed if it raises.
+    """Provide a draft folder that becomes `target` when the block ends, or is removed if it raises.
 
     A folder named `target` is therefore always complete. Use this under locked().
     """

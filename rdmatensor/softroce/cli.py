@@ -20,12 +20,12 @@ EXIT_LAB_FAILED = 125
 
 
 def say(line: str) -> None:
-    """Prints a message of the lab to standard error, apart from the output of commands."""
+    """Print a message of the lab to standard error, apart from the output of commands."""
     click.echo(f"rdmatensor softroce: {line}", err=True)
 
 
 def end_on_signals() -> None:
-    """Makes SIGTERM and SIGHUP exit with clean-up, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP exit with clean-up, as Ctrl-C does."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -35,7 +35,7 @@ def end_on_signals() -> None:
 
 
 def guarded(body: Callable[[], int]) -> NoReturn:
-    """Exits with the status from `body`, with 125 and a message if the lab fails, or with 130 on Ctrl-C."""
+    """Exit with the status from `body`, with 125 and a message if the lab fails, or with 130 on Ctrl-C."""
     end_on_signals()
     try:
         status = body()
@@ -48,7 +48,7 @@ def guarded(body: Callable[[], int]) -> NoReturn:
 
 
 def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that describe hosts."""
+    """Add the options that describe hosts."""
     options = [
         click.option(
             "--memory", metavar="MB", default=MEMORY, show_default=True, help="Memory of each host."

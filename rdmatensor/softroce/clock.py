@@ -21,7 +21,7 @@ _TRIES = 20
 
 @functools.cache
 def tsc_khz() -> int:
-    """Returns the frequency in kHz, accurate to 0.1 %, or 0 if the counter cannot be read."""
+    """Return the frequency in kHz, accurate to 0.1 %, or 0 if the counter cannot be read."""
     if platform.machine() != "x86_64":
         return 0
     try:
@@ -38,7 +38,7 @@ def tsc_khz() -> int:
 
 
 def _sample(read: Callable[[], int]) -> tuple[int, int]:
-    """Returns a time in ns and the counter's value then, from the least interrupted of several tries."""
+    """Return a time in ns and the counter's value then, from the least interrupted of several tries."""
     tries = []
     for _ in range(_TRIES):
         before = time.monotonic_ns()

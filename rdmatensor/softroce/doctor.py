@@ -36,7 +36,7 @@ class Check:
 
 
 def native_checks() -> list[Check]:
-    """Checks what the running kernel's SoftRoCE needs."""
+    """Check what the running kernel's SoftRoCE needs."""
     device = native.existing()
     if device:
         found = f"{device.name} on {device.netdev}, {device.address}"
@@ -55,14 +55,14 @@ def native_checks() -> list[Check]:
 
 
 def module_remedy(release: str) -> str:
-    """Returns the command that installs rdma_rxe for this kernel, if there is one."""
+    """Return the command that installs rdma_rxe for this kernel, if there is one."""
     if packages.System.here().name == "ubuntu":
         return f"apt-get install linux-modules-extra-{release}"
     return ""
 
 
 def memlock() -> Check:
-    """Checks how much memory a program may register."""
+    """Check how much memory a program may register."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
         return Check("memory lock limit", True, "none")
@@ -72,13 +72,13 @@ def memlock() -> Check:
 
 
 def program(name: str, package: str) -> Check:
-    """Checks that a program is installed."""
+    """Check that a program is installed."""
     path = shutil.which(name)
     return Check(name, path is not None, path or "missing", package)
 
 
 def qemu_checks() -> list[Check]:
-    """Checks what a virtual machine needs. It works if all checks pass."""
+    """Check what a virtual machine needs. It works if all checks pass."""
     return [
         machine_emulator(),
         program("setpriv", "util-linux"),
@@ -89,7 +89,7 @@ def qemu_checks() -> list[Check]:
 
 
 def machine_emulator() -> Check:
-    """Checks for a QEMU."""
+    """Check for a QEMU."""
     here = emulator.installed()
     if here is None:
         return Check("QEMU", False, "not installed", emulator.PACKAGE)
@@ -106,7 +106,7 @@ def machine_emulator() -> Check:
 
 
 def guest_kernel() -> Check:
-    """Checks that a kernel is in the cache or can be fetched."""
+    """Check that a kernel is in the cache or can be fetched."""
     what = "guest kernel"
     try:
         folder = cache.folder()
@@ -125,7 +125,7 @@ def guest_kernel() -> Check:
 
 
 def memory() -> Check:
-    """Checks that a guest of the default size fits."""
+    """Check that a guest of the default size fits."""
     match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     available = int(match[1]) >> 10 if match else 0
     remedy = "" if available >= MEMORY else f"use --memory {available // 2}"
@@ -133,7 +133,7 @@ def memory() -> Check:
 
 
 def optional_checks() -> list[Check]:
-    """Checks what makes guests faster and what commands commonly use."""
+    """Check what makes guests faster and what commands commonly use."""
     slow = qemu.kvm_problem()
     found = f"emulation is 10 to 20 times slower: {slow}" if slow else "usable"
     remedy = KVM_GROUP if "Permission denied" in slow else ""
@@ -151,7 +151,7 @@ def optional_checks() -> list[Check]:
 
 
 def examine() -> int:
-    """Prints the report and what to do. Returns 0 if `run` works, else 1."""
+    """Print the report and what to do. Returns 0 if `run` works, else 1."""
     groups = {
         "This kernel's SoftRoCE": native_checks(),
         "Virtual machine": qemu_checks(),
@@ -181,7 +181,7 @@ def examine() -> int:
 
 
 def table(groups: dict[str, list[Check]]) -> Table:
-    """Lays out one line for each check below its group's heading."""
+    """Lay out one line for each check below its group's heading."""
     result = Table(box=None, show_header=False, pad_edge=False)
     for heading, checks in groups.items():
         result.add_row(f"[bold]{heading}[/bold]")

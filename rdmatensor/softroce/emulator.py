@@ -53,13 +53,13 @@ class Emulator:
 
 
 def installed() -> Emulator | None:
-    """Returns the QEMU in PATH, or None if none works."""
+    """Return the QEMU in PATH, or None if none works."""
     program = shutil.which(PROGRAM)
     return _tried(program) if program else None
 
 
 def kept() -> Emulator | None:
-    """Returns the QEMU in the cache, or None if none works."""
+    """Return the QEMU in the cache, or None if none works."""
     home = cache.folder() / _FOLDER
     if not home.is_dir():
         return None
@@ -90,7 +90,7 @@ def _tried(
 
 
 def ensure(kvm: bool, say: Callable[[str], None]) -> Emulator:
-    """Returns the best QEMU. Fetches a newer one if it must emulate and the installed one has the race.
+    """Return the best QEMU. Fetches a newer one if it must emulate and the installed one has the race.
 
     `kvm` means that it need not emulate. `say` announces slow steps and problems. Raises Unavailable if there
     is no QEMU.
@@ -108,7 +108,7 @@ def ensure(kvm: bool, say: Callable[[str], None]) -> Emulator:
 
 
 def fetchable() -> bool:
-    """Whether this system can fetch a newer QEMU."""
+    """Return whether this system can fetch a newer QEMU."""
     system = System.here()
     return (system.name, system.codename) == ("debian", "bookworm") and DEBIAN_KEYRING.exists()
 

@@ -26,7 +26,7 @@ SECRET = {"RDMATENSOR_SECRET_FILE": "/.rdmatensor-lab/secret"}
 
 
 def for_commands() -> dict[str, str]:
-    """Returns the current values of PASSED and of all variables that start with RDMATENSOR_."""
+    """Return the current values of PASSED and of all variables that start with RDMATENSOR_."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -35,7 +35,7 @@ def for_commands() -> dict[str, str]:
 
 
 def of_lab(rank: int, addresses: tuple[str, ...], shared: Path, device: str) -> dict[str, str]:
-    """Returns the variables that tell a command where it runs."""
+    """Return the variables that tell a command where it runs."""
     return {
         "RDMATENSOR_LAB_RANK": str(rank),
         "RDMATENSOR_LAB_HOSTS": str(len(addresses)),

@@ -9,7 +9,7 @@ class LabError(Exception):
 
 
 class Unavailable(LabError):
-    """This machine lacks something that the lab needs. The message says how to get it."""
+    """Something that the lab needs is missing on this machine. The message says how to get it."""
 
 
 class GuestDied(LabError):

@@ -97,7 +97,7 @@ class Boot:
             return self._changed.wait_for(lambda: self._state in states, timeout)
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits until commands can start. Raises GuestDied, Unavailable or DeadlineExceeded."""
+        """Wait until commands can start. Raises GuestDied, Unavailable or DeadlineExceeded."""
         if not self._wait_for({"ready", "dead"}, timeout):
             raise DeadlineExceeded(
                 f"{self._name} did not boot in {timeout:g} s; its console ends with:\n{self.console()}"
@@ -108,15 +108,16 @@ class Boot:
             raise GuestDied(f"{self._name} did not boot: {self.obituary()}") from self._failure
 
     def wait_dead(self, timeout: float) -> None:
-        """Waits for the end of QEMU. Raises DeadlineExceeded."""
+        """Wait for the end of QEMU. Raises DeadlineExceeded."""
         if not self._wait_for({"dead"}, timeout):
             raise DeadlineExceeded(f"{self._name} still runs after {timeout:g} s")
 
     def alive(self) -> bool:
+        """Return whether the guest has not ended."""
         return self._state != "dead"
 
     def obituary(self) -> str:
-        """Returns why the guest ended, as far as is known."""
+        """Return why the guest ended, as far as is known."""
         if self._ended_by:
             return self._ended_by
         explanation = self.explanation()
@@ -126,12 +127,12 @@ class Boot:
         return f"QEMU has ended. {qemu}\n{self.console()}".strip()
 
     def explanation(self) -> str:
-        """Returns the failure that the guest's init reported, or ""."""
+        """Return the failure that the guest's init reported, or ""."""
         lines = self.console(1000).splitlines()
         return next((line[5:] for line in reversed(lines) if line.startswith("lab: ")), "")
 
     def console(self, count: int = _CONSOLE_LINES) -> str:
-        """Returns the last lines of the guest's console."""
+        """Return the last lines of the guest's console."""
         try:
             text = self.machine.console.read_text(errors="replace")
         except OSError:
@@ -139,7 +140,7 @@ class Boot:
         return "\n".join(text.splitlines()[-count:])
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
-        """Sends a frame to the agent. Raises GuestDied, or DeadlineExceeded if the guest takes no input."""
+        """Send a frame to the agent. Raises GuestDied, or DeadlineExceeded if the guest takes no input."""
         qemu = self._qemu
         if qemu is None or not self.alive():
             raise GuestDied(f"{self._name} is not running: {self.obituary()}")
@@ -154,7 +155,7 @@ class Boot:
     def start(
         self, payload: bytes, args: list[str], timeout: float, sinks: dict[int, Sink | None]
     ) -> Process:
-        """Starts a command. See Host.start()."""
+        """Start a command. See Host.start()."""
         number = next(self._numbers)
         process = Process(self, number, args, timeout, sinks)
         with self._changed:
@@ -170,7 +171,7 @@ class Boot:
         return self._qemu
 
     def kill(self, why: str) -> None:
-        """Kills QEMU and waits for its end."""
+        """Kill QEMU and wait for its end."""
         self._ended_by = self._ended_by or why
         with self._changed:
             # If the thread is just starting QEMU, wait until it has or has failed.
@@ -180,7 +181,7 @@ class Boot:
         self.wait_dead(_QUIT_SECONDS)
 
     def close(self) -> None:
-        """Ends the guest, after what it wrote into shared folders has arrived."""
+        """End the guest, after what it wrote into shared folders has arrived."""
         if self._state == "ready":
             with contextlib.suppress(LabError):
                 self.send(protocol.QUIT, 0)
@@ -207,12 +208,12 @@ class Host:
     # Life.
 
     def begin(self, environment_of_commands: Mapping[str, str]) -> None:
-        """Starts the boot. Lab calls it, then wait_ready()."""
+        """Start the boot. Lab calls it, then wait_ready()."""
         self._environment = dict(environment_of_commands)
         self._boot = Boot(self._machine, self.name)
 
     def wait_ready(self, timeout: float) -> None:
-        """Waits for the boot. Raises GuestDied, Unavailable or DeadlineExceeded.
+        """Wait for the boot. Raises GuestDied, Unavailable or DeadlineExceeded.
 
         A guest that crashes during the boot, or is not ready after a minute (or half of the time-out),
         boots once more: emulated guests crash or lose an interrupt now and then.
@@ -229,7 +230,7 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """Whether the guest runs."""
+        """Whether the guest has not ended."""
         return self._boot is not None and self._boot.alive()
 
     @property
@@ -243,18 +244,18 @@ class Host:
         return self._now().qemu.process.pid
 
     def kill(self) -> None:
-        """Kills QEMU with SIGKILL. The host vanishes without closing its connections."""
+        """Kill QEMU with SIGKILL. The host vanishes without closing its connections."""
         self._now().kill(f"{self.name} was killed")
 
     def restart(self, timeout: float | None = None) -> None:
-        """Kills the host if it runs and boots it again with the same address. Its files are lost."""
+        """Kill the host if it runs and boot it again with the same address. Its files are lost."""
         if self.alive:
             self.kill()
         self.begin(self._environment)
         self.wait_ready(self._timeout if timeout is None else timeout)
 
     def close(self) -> None:
-        """Ends the guest, after what it wrote into the shared folder has arrived."""
+        """End the guest, after what it wrote into the shared folder has arrived."""
         if self._boot is not None:
             self._boot.close()
 
@@ -276,7 +277,7 @@ class Host:
         stderr: Sink | None = None,
         terminal: str = "",
     ) -> Process:
-        """Starts a command and returns at once. Several commands may run at the same time.
+        """Start a command and return at once. Several commands may run at the same time.
 
         `env` adds variables to those of environment.for_commands(). `cwd` defaults to the caller's folder.
         Without `stdin`, the command reads end of file. `stdout` and `stderr` are called with each piece of
@@ -304,7 +305,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
     ) -> Done:
-        """Runs a command to its end, for at most `timeout` seconds (default: the lab's).
+        """Run a command to its end, for at most `timeout` seconds (default: the lab's).
 
         Raises DeadlineExceeded after killing a command that takes longer. With `check`, raises LabError
         unless the status is 0.
@@ -324,7 +325,7 @@ class Host:
     # Faults.
 
     def link(self, up: bool) -> None:
-        """Unplugs or plugs in the network cable and waits until eth0 notices. Needs several hosts."""
+        """Unplug or plug in the network cable and wait until eth0 notices. Needs several hosts."""
         self._needs_network("link")
         self._now().qemu.execute("set_link", name="card", up=up)
         carrier = "1" if up else "0"
@@ -334,12 +335,12 @@ class Host:
                 raise DeadlineExceeded(f"eth0 of {self.name} did not notice the change of its link")
 
     def netem(self, *rule: str) -> None:
-        """Impairs what this host sends: netem("loss", "1%") or netem("delay", "5ms"), as `tc ... netem` does.
+        """Impair what this host sends, as `tc ... netem` does: with "loss", "1%", or "delay", "5ms".
 
-        netem() without a rule ends this. It needs several hosts. Replacing one rule by another does not
-        interrupt traffic. Adding the first rule and removing the last one stop the card for a moment, and
-        rxe breaks a queue pair if the card refuses a packet. So set a rule before traffic starts, for
-        example ("limit", "1000").
+        Without a rule, this ends. It needs several hosts. Replacing one rule by another does not interrupt
+        traffic. Adding the first rule and removing the last one stop the card for a moment, and rxe breaks a
+        queue pair if the card refuses a packet. So set a rule before traffic starts, for example ("limit",
+        "1000").
         """
         self._needs_network("netem")
         if rule:

@@ -37,7 +37,7 @@ class Hub:
                         self._socket.sendto(frame, socket.MSG_DONTWAIT, card)
 
     def close(self) -> None:
-        """Ends the thread and closes the socket."""
+        """End the thread and close the socket."""
         self._open = False
         self._socket.shutdown(socket.SHUT_RD)
         self._thread.join()

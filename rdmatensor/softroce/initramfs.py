@@ -13,7 +13,7 @@ _FILE = 0o100644
 
 
 def archive(files: dict[str, tuple[int, bytes]]) -> bytes:
-    """Packs {path: (mode, contents)} as a "newc" cpio archive. Folders must precede their contents.
+    """Pack {path: (mode, contents)} as a "newc" cpio archive. Folders must precede their contents.
 
     The archive is not compressed: an emulated processor unpacks more slowly than it reads.
     """
@@ -30,7 +30,7 @@ def archive(files: dict[str, tuple[int, bytes]]) -> bytes:
 
 
 def build(kernel: Kernel) -> bytes:
-    """Returns the archive for a kernel."""
+    """Return the archive for a kernel."""
     guest = resources.files(__package__) / "guest"
     files = dict.fromkeys(("bin", "modules"), (_FOLDER, b""))
     files["bin/busybox"] = (_PROGRAM, kernel.busybox.read_bytes())

@@ -36,7 +36,7 @@ class Kernel:
 
 
 def cached(folder: Path) -> Kernel | None:
-    """Returns the kernel in the cache folder, or None if there is none of the current layout."""
+    """Return the kernel in the cache folder, or None if there is none of the current layout."""
     home = folder / "kernel"
     try:
         about = json.loads((home / "kernel.json").read_text())
@@ -50,7 +50,7 @@ def cached(folder: Path) -> Kernel | None:
 
 
 def ensure(say: Callable[[str], None], again: bool = False) -> Kernel:
-    """Returns the cached kernel, and fetches it first if it is missing or `again` is true.
+    """Return the cached kernel, and fetch it first if it is missing or `again` is true.
 
     Processes may call this at the same time. `say` announces slow steps. Raises Unavailable if there is no
     way to get a kernel.
@@ -83,7 +83,7 @@ def _fetch(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _kernel_packages(apt: Apt, suites: list[str]) -> list[str]:
-    """Returns the packages of the newest kernel in the first suite that has one."""
+    """Return the packages of the newest kernel in the first suite that has one."""
     for suite in suites:
         names = apt.depends("linux-image-amd64", suite)
         images = [name for name in names if re.match(r"linux-image-\d", name)]
@@ -104,7 +104,7 @@ def _kernel_packages(apt: Apt, suites: list[str]) -> list[str]:
 
 
 def _arrange(tree: Path, home: Path) -> None:
-    """Moves the needed files out of the unpacked packages."""
+    """Move the needed files out of the unpacked packages."""
     images = sorted((tree / "boot").glob("vmlinuz-*"))
     if not images:
         raise Unavailable("the kernel package has no boot/vmlinuz-*")
@@ -127,7 +127,7 @@ def _arrange(tree: Path, home: Path) -> None:
 
 
 def _find(tree: Path, name: str) -> Path:
-    """Finds bin/NAME or lib/NAME, which distributions put in different places."""
+    """Find bin/NAME or lib/NAME, which distributions put in different places."""
     for parent in ("bin", "lib", "usr/bin", "usr/lib"):
         if (tree / parent / name).exists():
             return tree / parent / name
@@ -143,7 +143,7 @@ class ModuleTree:
         self._builtin = {_module_name(Path(line)) for line in text.split()}
 
     def load_order(self, required: list[str], optional: list[str]) -> list[tuple[str, bytes]]:
-        """Returns (name, contents) of the modules and their dependencies, dependencies first.
+        """Return (name, contents) of the modules and their dependencies, dependencies first.
 
         Raises Unavailable if the kernel lacks a required module.
         """
@@ -170,7 +170,7 @@ class ModuleTree:
 
 
 def without_signature(module: bytes) -> bytes:
-    """Removes a module's signature. apt has verified the package; a second check is slow in emulation."""
+    """Remove a module's signature. apt has verified the package; a second check is slow in emulation."""
     if not module.endswith(_SIGNED):
         return module
     end = len(module) - len(_SIGNED)

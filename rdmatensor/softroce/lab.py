@@ -28,7 +28,7 @@ _SUBNET = "10.77.0"
 
 
 def silent(line: str) -> None:
-    """Ignores a message."""
+    """Ignore a message."""
 
 
 class Lab:
@@ -56,11 +56,11 @@ class Lab:
         boot_timeout: float = BOOT_SECONDS,
         say: Callable[[str], None] = silent,
     ) -> None:
-        """Checks the arguments and raises LabError for a wrong one.
+        """Check the arguments. Raises LabError for a wrong one.
 
         `timeout` is the default for all waits, and `boot_timeout` the limit for two attempts to boot, in
-        seconds. Each host has `memory` MB, `cpus` processors (default: at most 2) and an eth0 with an MTU
-        of `mtu` bytes. `shared` is an existing folder; the default is a temporary one. `say` announces slow
+        seconds. Each host has `memory` MB, `cpus` processors (default: at most 2) and an eth0 with an MTU of
+        `mtu` bytes. `shared` is an existing folder; the default is a temporary one. `say` announces slow
         steps.
         """
         if not 1 <= hosts <= MOST_HOSTS:
@@ -91,7 +91,10 @@ class Lab:
         return self._shared
 
     def __enter__(self) -> Lab:
-        """Boots all hosts. Raises Unavailable if this machine lacks something, LabError if they run."""
+        """Boot all hosts.
+
+        Raises Unavailable if this machine lacks something, and LabError if the lab's hosts run already.
+        """
         if self._folder is not None:
             raise LabError("the lab is inside its with statement already")
         try:
@@ -105,7 +108,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Ends all hosts and removes temporary files. It may be called again."""
+        """End all hosts and remove temporary files. It may be called again."""
         for host in self.hosts:
             with contextlib.suppress(LabError):
                 host.close()

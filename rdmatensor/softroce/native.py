@@ -38,7 +38,7 @@ class Device:
 
 
 def existing() -> Device | None:
-    """Returns an active device whose network card has an IPv4 address, or None."""
+    """Return an active device whose network card has an IPv4 address, or None."""
     for folder in sorted(_INFINIBAND.iterdir()) if _INFINIBAND.is_dir() else []:
         with contextlib.suppress(OSError):  # only rxe has `parent`, and a device may vanish
             netdev = (folder / "parent").read_text().strip()
@@ -51,7 +51,7 @@ def existing() -> Device | None:
 
 
 def problem() -> str:
-    """Returns why this kernel's SoftRoCE cannot be used, or "" if it probably can. Changes nothing."""
+    """Return why this kernel's SoftRoCE cannot be used, or "" if it probably can. Change nothing."""
     if existing():
         return ""
     for program in ("rdma", "ip"):
@@ -81,7 +81,7 @@ def _may_administer() -> bool:
 
 
 def _output(*command: str) -> str:
-    """Returns what a tool prints. Raises Unavailable if it fails."""
+    """Return what a tool prints. Raises Unavailable if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -100,7 +100,7 @@ def _output(*command: str) -> str:
 
 @contextlib.contextmanager
 def device(mtu: int) -> Iterator[Device]:
-    """Yields a SoftRoCE device: an existing one, or a new one on a dummy network card with this MTU.
+    """Provide a SoftRoCE device: an existing one, or a new one on a dummy network card with this MTU.
 
     The last concurrent user removes a new device. Raises Unavailable.
     """
@@ -146,7 +146,7 @@ def _remove(made: Device) -> None:
 
 
 def run(command: Sequence[str], env: Mapping[str, str], timeout: float | None) -> int:
-    """Runs a command with this process's output streams and returns its exit status as a shell does.
+    """Run a command with this process's output streams and return its exit status as a shell does.
 
     Raises DeadlineExceeded after `timeout` seconds and kills the command with its children.
     """
@@ -173,7 +173,7 @@ def run(command: Sequence[str], env: Mapping[str, str], timeout: float | None) -
 
 
 def lift_memlock() -> None:
-    """Raises the memory lock limit of this process and its children as far as possible."""
+    """Raise the memory lock limit of this process and its children as far as possible."""
     hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     for limit in (resource.RLIM_INFINITY, hard):
         with contextlib.suppress(ValueError, OSError):

@@ -32,7 +32,7 @@ class System:
 
     @classmethod
     def here(cls) -> System:
-        """Returns this machine's distribution."""
+        """Return this machine's distribution."""
         try:
             values = platform.freedesktop_os_release()
         except OSError:
@@ -41,7 +41,7 @@ class System:
 
 
 def kernel_suites(system: System) -> list[str]:
-    """Returns the Debian suites to take the kernel from, best first, or [] to use the host's sources.
+    """Return the Debian suites to take the kernel from, best first, or [] to use the host's sources.
 
     The guest's kernel may be newer than the host's. Bookworm uses 6.12 of its backports, because 6.12 is
     twice as fast as 6.1 in emulation.
@@ -59,7 +59,7 @@ class Apt:
     """apt with its own configuration below `folder`. It is not thread-safe: use it under cache.locked()."""
 
     def __init__(self, folder: Path, suites: list[str]) -> None:
-        """Uses Debian's `suites`, or the host's sources if there are none.
+        """Use Debian's `suites`, or the host's sources if there are none.
 
         Raises Unavailable if this machine has no apt.
         """
@@ -118,11 +118,11 @@ class Apt:
         return done.stdout
 
     def update(self) -> None:
-        """Fetches the package lists. Raises Unavailable if that fails."""
+        """Fetch the package lists. Raises Unavailable if that fails."""
         self._run("apt-get", "update", "-q")
 
     def depends(self, package: str, suite: str | None) -> list[str]:
-        """Returns the packages that `package` depends on, or [] if it does not exist."""
+        """Return the packages that `package` depends on, or [] if it does not exist."""
         name = f"{package}/{suite}" if suite else package
         try:
             text = self._run("apt-cache", "depends", "--no-recommends", "--no-suggests", name)
@@ -131,7 +131,7 @@ class Apt:
         return re.findall(r"^\s+Depends: ([^\s<]+)", text, re.MULTILINE)
 
     def fetch(self, package: str, into: Path, suite: str | None = None) -> None:
-        """Downloads a package, from `suite` if possible, and unpacks it below `into`.
+        """Download a package, from `suite` if possible, and unpack it below `into`.
 
         Raises Unavailable if that fails.
         """
@@ -155,7 +155,7 @@ class Apt:
 
 
 def debian_mirror() -> str:
-    """Returns the Debian mirror that the host's apt uses, or Debian's main mirror."""
+    """Return the Debian mirror that the host's apt uses, or Debian's main mirror."""
     listing = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI) $(COMPONENT)"],
         capture_output=True,

@@ -70,7 +70,7 @@ class Process:
             return bytes(self._kept[protocol.STDERR])
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end and returns the exit status, negative for a signal.
+        """Wait for the end and return the exit status, negative for a signal.
 
         `timeout` is in seconds and defaults to the lab's. Raises DeadlineExceeded, and the command runs on,
         or GuestDied.
@@ -80,7 +80,7 @@ class Process:
         return self._returncode
 
     def wait_for_output(self, pattern: str, timeout: float | None = None) -> re.Match[str]:
-        """Waits until `stdout` contains a regular expression, and returns the match.
+        """Wait until `stdout` contains a regular expression, and return the match.
 
         Raises DeadlineExceeded, also if the command ends without writing it, or GuestDied.
         """
@@ -98,41 +98,41 @@ class Process:
         return found[0]
 
     def write(self, data: bytes) -> None:
-        """Writes to standard input. The process must have been started with stdin=True or a terminal."""
+        """Write to standard input. The process must have been started with stdin=True or a terminal."""
         for start in range(0, len(data), protocol.MAX_PAYLOAD):
             piece = data[start : start + protocol.MAX_PAYLOAD]
             self._guest.send(protocol.STDIN, self._number, piece)
 
     def close_stdin(self) -> None:
-        """Ends standard input after what was written."""
+        """End standard input after what was written."""
         self._guest.send(protocol.STDIN, self._number)
 
     def send_signal(self, number: int, group: bool = False) -> None:
-        """Sends a signal to this process only or, with `group`, also to its children."""
+        """Send a signal to this process only or, with `group`, also to its children."""
         kind = protocol.SIGNAL_GROUP if group else protocol.SIGNAL
         self._guest.send(kind, self._number, str(int(number)).encode())
 
     def kill(self) -> None:
-        """Kills this process only. Its children and its guest keep running."""
+        """Kill this process only. Its children and its guest keep running."""
         self.send_signal(signal.SIGKILL)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Changes the size of its terminal."""
+        """Change the size of its terminal."""
         self._guest.send(protocol.RESIZE, self._number, f"{rows} {columns}".encode())
 
     def exit_status(self, timeout: float | None = None) -> int:
-        """Waits as wait() does and returns the status as a shell does: 128 + N for signal N."""
+        """Wait as wait() does and return the status as a shell does: 128 + N for signal N."""
         code = self.wait(timeout)
         return 128 - code if code < 0 else code
 
     def done(self) -> Done:
-        """Returns the status and the output as text. Call it only after the process has ended."""
+        """Return the status and the output as text. Call it only after the process has ended."""
         assert self._returncode is not None
         out, err = (kept.decode(errors="replace") for kept in (self.stdout, self.stderr))
         return Done(self._returncode, out, err)
 
     def handle(self, kind: int, payload: bytes) -> None:
-        """Handles a frame from the guest. The serving thread calls it."""
+        """Handle a frame from the guest. The serving thread calls it."""
         sink = self._sinks.get(kind)
         if sink:
             sink(payload)
@@ -145,7 +145,7 @@ class Process:
             self._changed.notify_all()
 
     def orphan(self) -> None:
-        """Handles the end of the guest. The serving thread calls it."""
+        """Handle the end of the guest. The serving thread calls it."""
         with self._changed:
             self._orphaned = True
             self._changed.notify_all()

@@ -36,7 +36,7 @@ KERNEL_OPTIONS = (
 
 
 def kvm_problem() -> str:
-    """Returns why KVM cannot be used here, or "" if it can. The file /dev/kvm alone proves nothing."""
+    """Return why KVM cannot be used here, or "" if it can. The file /dev/kvm alone proves nothing."""
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     if not flags or not {"vmx", "svm"} & set(flags[1].split()):
         # Some hypervisors still offer a /dev/kvm, for a special kind of guest.
@@ -81,7 +81,7 @@ class Machine:
 
 
 def command(machine: Machine, port_fd: int, qmp_fd: int) -> list[str]:
-    """Returns QEMU's command line. QEMU inherits the descriptors, which are stream sockets."""
+    """Return QEMU's command line. QEMU inherits the descriptors, which are stream sockets."""
     # Each virtual processor gets its own thread, because several guests share the host's processors.
     accelerator = "kvm" if machine.kvm else "tcg,thread=multi"
     unpacked = None if machine.kvm else machine.kernel.unpacked
@@ -119,13 +119,13 @@ def command(machine: Machine, port_fd: int, qmp_fd: int) -> list[str]:
 
 
 def _clock(machine: Machine) -> list[str]:
-    """Tells an emulated guest's kernel what it could not measure while its processors wait."""
+    """Tell an emulated guest's kernel what it could not measure while its processors wait."""
     khz = 0 if machine.kvm else tsc_khz()
     return [f"tsc_early_khz={khz}"] if khz else []
 
 
 def _path(path: Path) -> str:
-    """Escapes a path for QEMU's options by doubling commas."""
+    """Escape a path for QEMU's options by doubling commas."""
     return str(path).replace(",", ",,")
 
 
@@ -147,7 +147,7 @@ class Qemu:
     """
 
     def __init__(self, machine: Machine) -> None:
-        """Starts QEMU. Raises Unavailable if setpriv (util-linux) is not installed."""
+        """Start QEMU. Raises Unavailable if setpriv (util-linux) is not installed."""
         if shutil.which(LEASH[0]) is None:
             raise Unavailable(f"{LEASH[0]} is not installed: apt-get install util-linux")
         self._errors = machine.console.with_suffix(".qemu")
@@ -171,7 +171,7 @@ class Qemu:
         self._qmp_lock = threading.Lock()
 
     def execute(self, name: str, /, **arguments: Any) -> None:
-        """Runs a QMP command. Raises GuestDied if QEMU has ended, LabError if QEMU refuses it."""
+        """Run a QMP command. Raises GuestDied if QEMU has ended, LabError if QEMU refuses it."""
         try:
             with self._qmp_lock:
                 if not self._qmp_greeted:
@@ -194,13 +194,13 @@ class Qemu:
             raise LabError(f"QEMU refuses {name}: {answer['error'].get('desc')}")
 
     def kill(self) -> None:
-        """Kills QEMU with SIGKILL, as if the power failed, and waits for its end."""
+        """Kill QEMU with SIGKILL, as if the power failed, and wait for its end."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def close(self) -> None:
-        """Kills QEMU and closes its sockets."""
+        """Kill QEMU and close its sockets."""
         self.kill()
         # This wakes a thread that reads the port. Closing could give its descriptor to someone else.
         with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ class Qemu:
             self._qmp.close()
 
     def complaints(self) -> str:
-        """Returns what QEMU printed, for messages about its end."""
+        """Return what QEMU printed, for messages about its end."""
         with contextlib.suppress(OSError):
             return self._errors.read_text(errors="replace").strip()
         return ""

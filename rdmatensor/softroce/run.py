@@ -23,7 +23,7 @@ FOREVER = 10 * 365 * 86400.0
 
 
 def variables(entries: tuple[str, ...]) -> dict[str, str]:
-    """Parses NAME=VALUE, or NAME for its current value. Raises LabError if NAME is not set."""
+    """Parse NAME=VALUE, or NAME for its current value. Raises LabError if NAME is not set."""
     result = {}
     for entry in entries:
         name, given, value = entry.partition("=")
@@ -42,24 +42,25 @@ class Lines:
         self._rest = b""
 
     def __call__(self, data: bytes) -> None:
+        """Write the lines that `data` completes, each after the mark."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         write(self._fd, b"".join(self._mark + line + b"\n" for line in lines))
 
     def flush(self) -> None:
-        """Writes a last line that has no newline."""
+        """Write a last line that has no newline."""
         if self._rest:
             self(b"\n")
 
 
 def write(fd: int, data: bytes) -> None:
-    """Writes all of `data` to a descriptor."""
+    """Write all of `data` to a descriptor."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def sink(fd: int, rank: int) -> Sink:
-    """Returns the sink for a host's output. The first host's output stays unchanged for pipes."""
+    """Return the sink for a host's output. The first host's output stays unchanged for pipes."""
     return Lines(fd, f"[{rank}] ") if rank else functools.partial(write, fd)
 
 
@@ -73,7 +74,7 @@ def run(
     mode: str | None,
     machine: dict[str, Any],
 ) -> int:
-    """Runs a command on every host and returns its exit status. Raises LabError.
+    """Run a command on every host and return its exit status. Raises LabError.
 
     `mode` is "native", "qemu" or None for either. `machine` holds keyword arguments of Lab.
     """
@@ -100,7 +101,7 @@ class CommandTimeout(Exception):
 
 
 def why_not_native(mode: str | None, hosts: int) -> str:
-    """Returns why the running kernel is not used, or "" if it is."""
+    """Return why the running kernel is not used, or "" if it is."""
     if mode == "qemu":
         return "--qemu asks for a virtual machine"
     if hosts > 1:
@@ -111,7 +112,7 @@ def why_not_native(mode: str | None, hosts: int) -> str:
 def run_natively(
     command: tuple[str, ...], env: dict[str, str], timeout: float | None, machine: dict[str, Any]
 ) -> int:
-    """Runs the command on this machine. Raises Unavailable, before it runs, if there is no device."""
+    """Run the command on this machine. Raises Unavailable, before it runs, if there is no device."""
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(native.device(machine["mtu"]))
         shared = machine["shared"] or stack.enter_context(
@@ -125,7 +126,7 @@ def run_natively(
 
 
 def run_in(lab: Lab, command: tuple[str, ...], env: dict[str, str], timeout: float | None) -> int:
-    """Runs the command on every host of a lab."""
+    """Run the command on every host of a lab."""
     sys.stdout.flush()
     sinks = [(sink(1, host.rank), sink(2, host.rank)) for host in lab.hosts]
     processes = [

@@ -26,7 +26,7 @@ _POLL_MS = 100
 
 @contextlib.contextmanager
 def raw(fd: int) -> Iterator[None]:
-    """Passes every key on unchanged, including Ctrl-C."""
+    """Pass every key on unchanged, including Ctrl-C."""
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd)
@@ -36,13 +36,13 @@ def raw(fd: int) -> Iterator[None]:
 
 
 def size() -> tuple[int, int]:
-    """Returns the rows and columns of this terminal."""
+    """Return the rows and columns of this terminal."""
     columns, rows = shutil.get_terminal_size()
     return rows, columns
 
 
 def interact(host: Host, command: list[str], env: dict[str, str]) -> int:
-    """Runs a command with this terminal and returns its exit status as a shell does. Raises LabError."""
+    """Run a command with this terminal and return its exit status as a shell does. Raises LabError."""
     if not sys.stdin.isatty():
         raise LabError(
             "shell needs a terminal; to run a script: rdmatensor softroce run -- sh SCRIPT"

@@ -27,7 +27,7 @@ MOST_READS_OF_A_FULL_PIPE = 32
 
 
 def find_port(name: str) -> str:
-    """Returns the device of the virtio-serial port that QEMU calls `name`."""
+    """Return the device of the virtio-serial port that QEMU calls `name`."""
     for entry in os.scandir("/sys/class/virtio-ports"):
         fd = os.open(f"{entry.path}/name", os.O_RDONLY)
         found = os.read(fd, CHUNK).strip().decode()
@@ -38,7 +38,7 @@ def find_port(name: str) -> str:
 
 
 def set_size(fd: int, size: str) -> None:
-    """Sets a terminal's size from "rows columns"."""
+    """Set a terminal's size from "rows columns"."""
     rows, columns = (int(word).to_bytes(2, "little") for word in size.split())
     fcntl.ioctl(fd, termios.TIOCSWINSZ, rows + columns + bytes(4))
 
@@ -75,7 +75,7 @@ class Child:
             os.set_blocking(fd, False)
 
     def feed(self) -> None:
-        """Writes as much input as the process accepts now."""
+        """Write as much input as the process accepts now."""
         if self.stdin is None:
             return
         try:
@@ -93,7 +93,7 @@ class Child:
 
 
 def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], terminal: bool) -> None:
-    """Replaces the new process by the command, or exits with 126 or 127 as a shell does."""
+    """Replace the new process by the command, or exit with 126 or 127 as a shell does."""
     status = 126
     try:
         os.setsid()
@@ -133,7 +133,7 @@ class Agent:
         self._poll.register(self._wake, select.POLLIN)
 
     def run(self) -> None:
-        """Serves until the lab closes the port."""
+        """Serve until the lab closes the port."""
         self._send(protocol.READY, 0)
         while True:
             for fd, events in self._poll.poll():
@@ -206,7 +206,7 @@ class Agent:
             self._forward(child, fd)
 
     def _forward(self, child: Child, fd: int) -> bool:
-        """Sends one piece of output. Returns False if there is none now, or the stream has ended."""
+        """Send one piece of output. Returns False if there is none now, or the stream has ended."""
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
@@ -237,7 +237,7 @@ class Agent:
                     self._finish(child, os.waitstatus_to_exitcode(status))
 
     def _finish(self, child: Child, status: int) -> None:
-        """Sends the output that is there, then the status. Orphans of the child may still write output."""
+        """Send the output that is there, then the status. Orphans of the child may still write output."""
         for fd in list(child.outputs):
             for _ in range(MOST_READS_OF_A_FULL_PIPE):
                 if not self._forward(child, fd):
@@ -250,6 +250,7 @@ class Agent:
 
 
 def main() -> None:
+    """Serve the lab at the port that QEMU calls "rdmatensor"."""
     port = os.open(find_port("rdmatensor"), os.O_RDWR | os.O_CLOEXEC)
     Agent(port).run()
 

@@ -32,7 +32,7 @@ class BrokenStream(Exception):
 
 
 def pack(kind: int, number: int = 0, payload: bytes = b"") -> bytes:
-    """Packs one frame. The payload has at most MAX_PAYLOAD bytes."""
+    """Pack one frame. The payload has at most MAX_PAYLOAD bytes."""
     header = len(payload).to_bytes(4, "little") + bytes([kind]) + number.to_bytes(4, "little")
     return header + payload
 
@@ -44,7 +44,7 @@ class Parser:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """Returns the frames (kind, number, payload) that `data` completes.
+        """Return the frames (kind, number, payload) that `data` completes.
 
         Raises BrokenStream if a length is too great.
         """
@@ -67,7 +67,7 @@ class Parser:
 
 
 def pack_start(argv: list[str], env: dict[str, str], cwd: str, terminal: str) -> bytes:
-    """Packs the payload of START. `terminal` is "rows columns", or "" for pipes.
+    """Pack the payload of START. `terminal` is "rows columns", or "" for pipes.
 
     NUL separates the strings, because no argument, path or variable can contain it.
     """
@@ -76,7 +76,7 @@ def pack_start(argv: list[str], env: dict[str, str], cwd: str, terminal: str) ->
 
 
 def unpack_start(payload: bytes) -> tuple[list[str], dict[str, str], str, str]:
-    """Unpacks what pack_start() has packed."""
+    """Unpack what pack_start() has packed."""
     cwd, terminal, count, *rest = payload.decode("utf-8", "surrogateescape").split("\0")
     argv, variables = rest[: int(count)], rest[int(count) :]
     env = dict(variable.split("=", 1) for variable in variables)
