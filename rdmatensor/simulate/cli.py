@@ -36,7 +36,7 @@ DEFAULT = (
 
 
 def _numbers(kind: Callable[[str], Any], lowest: float) -> Callable[..., Any]:
-    """Reads "2,4,8"."""
+    """Return a callback that reads "2,4,8"."""
 
     def read(_: click.Context, __: click.Parameter, text: str) -> tuple[Any, ...]:
         try:

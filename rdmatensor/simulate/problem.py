@@ -34,7 +34,7 @@ class Problem:
         self.parameters = int(self._ends[-1])
 
     def matrices(self, vector: Array) -> list[Array]:
-        """The layers' weights, as views of a model or of several."""
+        """Return the layers' weights, as views of a model or of several."""
         starts = [0, *self._ends[:-1]]
         return [
             vector[..., start:end].reshape(*vector.shape[:-1], *shape)
@@ -42,7 +42,7 @@ class Problem:
         ]
 
     def begin(self, seed: int) -> Array:
-        """A model before training."""
+        """Return a model before training."""
         numbers = np.random.default_rng(seed)
         model = np.zeros(self.parameters, np.float32)
         first, _, second, _ = self.matrices(model)
@@ -51,7 +51,7 @@ class Problem:
         return model
 
     def gradients(self, models: Array, numbers: np.random.Generator) -> tuple[Array, Array]:
-        """The gradient of each model (a row) on a batch of its own, and its loss."""
+        """Return the gradient of each model (a row) on a batch of its own, and its loss."""
         count = len(models)
         rows = numbers.integers(0, self.examples, (count, self.batch))
         features, classes = self._features[rows], self._classes[rows]
@@ -72,7 +72,7 @@ class Problem:
         return result, losses
 
     def accuracy(self, models: Array) -> float:
-        """The mean share of digits, kept apart, that the models classify correctly."""
+        """Return the mean share of digits, kept apart, that the models classify correctly."""
         first, first_bias, second, second_bias = self.matrices(models)
         hidden = np.maximum(self._tested @ first + first_bias[:, None], 0)
         found = (hidden @ second + second_bias[:, None]).argmax(-1)

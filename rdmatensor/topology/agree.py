@@ -24,9 +24,9 @@ def use(
     roots: Sequence[int] | None = None,
     timeout: float | None = None,
 ) -> list[Tree]:
-    """Plans trees for the group at rank 0, and returns them after Group.use_trees at every member.
+    """Plan trees for the group at rank 0, and return them after Group.use_trees at every member.
 
-    Every member calls it; only rank 0's topology counts, which may be a file or the name of a recorded one.
+    Every member calls it. Only rank 0's topology counts, which may be a file or the name of a recorded one.
     `kinds` and `roots` are those of plan(); `timeout`, in seconds, is that of each operation. Raises
     UsageError at every member if the topology does not fit the group, and what Group.use_trees raises.
     """
@@ -37,7 +37,7 @@ def use(
 
 
 def share(group: Group, topology: Topology | str | Path, timeout: float | None = None) -> Topology:
-    """Returns rank 0's topology at every member, which may be a file there or the name of a recorded one.
+    """Return rank 0's topology at every member. It may be a file there, or the name of a recorded one.
 
     Every member calls it. Raises UsageError at every member if rank 0 cannot read it.
     """
@@ -47,7 +47,7 @@ def share(group: Group, topology: Topology | str | Path, timeout: float | None =
 def _told(
     group: Group, make: Callable[[], dict[str, Any]], what: str, timeout: float | None
 ) -> dict[str, Any]:
-    """Returns what rank 0 makes at every member, or raises UsageError there."""
+    """Return what rank 0 makes at every member, or raise UsageError there."""
     made: dict[str, Any] = {}
     error: Exception | None = None
     if group.rank == 0:
@@ -88,7 +88,7 @@ def _planned(
 
 
 def from_all(group: Group, value: Any, timeout: float | None = None) -> list[Any]:
-    """Returns each member's value, of JSON, by rank. Every member calls it."""
+    """Return each member's value, of JSON, by rank. Every member calls it."""
     text = json.dumps(value).encode()
     lengths = group.all_gather(np.array([len(text)], np.int64), algorithm="flat", timeout=timeout)
     padded = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
@@ -97,7 +97,7 @@ def from_all(group: Group, value: Any, timeout: float | None = None) -> list[Any
 
 
 def _from_first(group: Group, text: bytes, timeout: float | None) -> bytes:
-    """Returns rank 0's text at every member."""
+    """Return rank 0's text at every member."""
     length = group.broadcast(np.array([len(text)], np.int64), algorithm="flat", timeout=timeout)
     content = np.zeros(int(length[0]), np.uint8)
     if group.rank == 0:

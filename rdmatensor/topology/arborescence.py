@@ -13,11 +13,11 @@ Parents = npt.NDArray[np.int64]
 
 
 def minimum_arborescence(cost: Matrix, root: int) -> Parents | None:
-    """Returns the parent of each node in the tree from `root` whose edges cost least; the root's is itself.
+    """Return the parent of each node in the cheapest tree from `root`, whose parent is itself.
 
     `cost[u, v]` is the cost of the edge from u to v, infinite where there is none. Returns None if the root
-    does not reach all nodes. Chu, Liu (1965), Edmonds (1967): nodes take their cheapest edges, circles become
-    nodes.
+    does not reach all nodes. Chu, Liu (1965), Edmonds (1967): nodes take their cheapest edges, circles
+    become nodes.
     """
     size = len(cost)
     cost = cost.copy()
@@ -55,7 +55,7 @@ def minimum_arborescence(cost: Matrix, root: int) -> Parents | None:
 
 
 def _circle(parents: Parents, root: int) -> Parents | None:
-    """Returns the nodes of one circle, or None."""
+    """Return the nodes of one circle, or None."""
     seen = np.zeros(len(parents), np.int64)
     seen[root] = -1
     for start in range(len(parents)):
@@ -72,7 +72,7 @@ def _circle(parents: Parents, root: int) -> Parents | None:
 
 
 def minimum_tree(cost: Matrix) -> Parents | None:
-    """Returns the parents in the cheapest spanning tree without directions, seen from its centre.
+    """Return the parents in the cheapest spanning tree without directions, seen from its centre.
 
     `cost` is symmetric. Returns None if the graph is not connected.
     """
@@ -101,7 +101,7 @@ def _hang(neighbours: list[list[int]], root: int) -> Parents:
 
 
 def _centre(neighbours: list[list[int]]) -> int:
-    """Returns a node from which the farthest other one is nearest: leaves are taken off until few remain."""
+    """Return a node from which the farthest other one is nearest: take leaves off until few nodes remain."""
     degree = [len(each) for each in neighbours]
     left = set(range(len(neighbours)))
     while len(left) > 2:
@@ -114,7 +114,7 @@ def _centre(neighbours: list[list[int]]) -> int:
 
 
 def depth(parents: Parents) -> int:
-    """Returns the number of edges from the root to the farthest node."""
+    """Return the number of edges from the root to the farthest node."""
     deepest = 0
     for node in range(len(parents)):
         steps = 0

@@ -51,9 +51,9 @@ class Problem:
         self.number[self.sources, self.targets] = np.arange(len(self.limits))
 
     def tree(self, owner: int, prices: np.ndarray) -> tuple[Column, float]:
-        """Returns the cheapest tree of a root at these prices of the links, and its cost.
+        """Return the cheapest tree of a root at these prices of the links, and its cost.
 
-        UsageError if a member cannot be reached.
+        Raises UsageError if a member cannot be reached.
         """
         cost = np.full(self.capacity.shape, np.inf)
         cost[self.sources, self.targets] = prices
@@ -97,7 +97,7 @@ class Problem:
             yield from self._path(int(switch), target, via)
 
     def first(self) -> dict[Column, None]:
-        """Returns trees to begin with: the widest one, and one through each neighbour of the root."""
+        """Return trees to begin with: the widest one, and one through each neighbour of the root."""
         narrow = 1.0 / self.limits
         found: dict[Column, None] = {}
         for owner, root in enumerate(self.roots):
@@ -117,7 +117,7 @@ class Problem:
         return found
 
     def rates(self, columns: Sequence[Column]) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the rate of every root, the trees' rates, and the prices of links and of roots."""
+        """Return the rate that every root reaches, each tree's rate, and the prices of links and of roots."""
         owners, links = len(self.roots), len(self.limits)
         uses = csc_matrix(
             (
@@ -148,7 +148,7 @@ class Problem:
         return -solved.fun, solved.x[:-1], prices[:links], prices[links:]
 
     def solve(self) -> tuple[list[Column], float, float]:
-        """Returns the trees that were tried, the best rate of every root, and the bound that prices prove.
+        """Return the trees that were tried, the best rate of every root, and the bound that prices prove.
 
         Both are in bytes per second. The prices of a linear program jump; prices between them and the best
         ones so far find good trees sooner (Wentges 1997).

@@ -44,15 +44,15 @@ class Emulation:
         self._holders = holders
 
     def namespace(self, node: int) -> str:
-        """The file of a node's network namespace, for setns()."""
+        """Return the file of a node's network namespace, for setns()."""
         return f"/proc/{self._holders[node].pid}/ns/net"
 
     def command(self, node: int, *words: str) -> list[str]:
-        """The command line that runs a program at a node."""
+        """Return the command line that runs a program at a node."""
         return ["nsenter", f"--net={self.namespace(node)}", "--", *words]
 
     def shape(self, source: str, target: str, bandwidth: float) -> None:
-        """Gives one direction of a link another bandwidth, in bytes per second."""
+        """Give one direction of a link another bandwidth, in bytes per second."""
         ends = [self.topology.index[each] for each in (source, target)]
         self._shape(ends[0], ends[1], bandwidth, "change")
 
@@ -115,7 +115,7 @@ def _checked(words: list[str]) -> None:
 
 
 def _namespace() -> subprocess.Popen[bytes]:
-    """Returns a process in a network namespace of its own, which ends when its input does."""
+    """Start a process in a network namespace of its own, which ends when its input does."""
     holder = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo; exec cat"],
         stdin=subprocess.PIPE,
@@ -130,10 +130,10 @@ def _namespace() -> subprocess.Popen[bytes]:
 
 @contextmanager
 def emulated(topology: Topology) -> Iterator[Emulation]:
-    """Emulates the topology within the block. What runs at its nodes must have ended at the block's end.
+    """Emulate the topology within the block. What runs at its nodes must have ended at the block's end.
 
-    The namespaces vanish with this process and what runs in them, however that ends. UsageError if a link
-    leads one way only, Unsupported if this system cannot do it.
+    The namespaces vanish with this process and what runs in them, however that ends. Raises UsageError if a
+    link leads one way only, and Unsupported if this system cannot emulate links.
     """
     if os.geteuid() != 0:
         raise Unsupported("emulating links needs root")

@@ -19,7 +19,7 @@ _STEPS = 1 << 24
 
 
 def _flows(capacity: Matrix, source: int, targets: range, enough: float = 0.0) -> float:
-    """Returns the smallest maximum flow from the source to one of the targets; stops below `enough`."""
+    """Return the smallest maximum flow from the source to one of the targets; stop below `enough`."""
     unit = capacity.max(initial=0.0) / _STEPS
     if unit == 0:
         return 0.0 if targets else np.inf
@@ -34,14 +34,15 @@ def _flows(capacity: Matrix, source: int, targets: range, enough: float = 0.0) -
 
 
 def broadcast_bound(topology: Topology, root: int) -> float:
-    """Returns the bytes per second that every member can receive from the root; infinite for one member."""
+    """Return the bytes per second that every member can receive from the root; infinite for one member."""
     return _flows(topology.capacity, root, range(topology.size))
 
 
 def all_gather_bound(topology: Topology) -> float:
-    """Returns the most bytes per second that each member can send to all others at the same time.
+    """Return the most bytes per second that each member can send to all others at the same time.
 
-    The largest x for which a source with an edge of capacity x to every member can send size * x to each.
+    This is the largest x for which a source with an edge of capacity x to every member can send size * x to
+    each.
     """
     size, nodes = topology.size, len(topology.capacity)
     if size == 1:
@@ -65,5 +66,5 @@ def all_gather_bound(topology: Topology) -> float:
 
 
 def reduce_scatter_bound(topology: Topology) -> float:
-    """Returns the same for a reduce-scatter, which is an all-gather that runs backwards."""
+    """Return the bound of a reduce-scatter, which is an all-gather that runs backwards."""
     return all_gather_bound(topology.reversed())

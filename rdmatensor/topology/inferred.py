@@ -33,7 +33,7 @@ class Figures:
 
 
 def infer(name: str, members: Sequence[Member], figures: Figures) -> Topology:
-    """Returns the simplest topology that explains the figures.
+    """Return the simplest topology that explains the figures.
 
     A member whose pairs are slower together has a port, which is a switch. Members that slow each other down
     form an island with one uplink.
@@ -71,7 +71,7 @@ def infer(name: str, members: Sequence[Member], figures: Figures) -> Topology:
 
 
 def _islands(figures: Figures) -> list[int]:
-    """Returns each member's island. The sources of conflicting flows are on one, and so are the targets."""
+    """Return each member's island. The sources of conflicting flows are on one, and so are the targets."""
     size = len(figures.alone)
     if not figures.conflicts:
         return [0] * size
@@ -99,7 +99,7 @@ def _star(names: list[str], figures: Figures) -> list[Link]:
 
 
 def _uplinks(ends: list[str], islands: list[int], figures: Figures) -> tuple[list[str], list[Link]]:
-    """Returns switches and links between islands. A member alone on its island is linked to the core."""
+    """Return switches and links between islands. A member alone on its island is linked to the core."""
     switches, links = ["core"], []
     half = float(figures.latency[figures.latency > 0].min(initial=1.0)) / 2
     for island in sorted(set(islands)):
@@ -128,7 +128,7 @@ def _uplinks(ends: list[str], islands: list[int], figures: Figures) -> tuple[lis
 
 
 def _rounded(link: Link) -> Link:
-    """Three digits are more than a measurement has."""
+    """Round to three digits: a measurement has no more."""
     return replace(
         link,
         bandwidth=float(f"{link.bandwidth:.3g}"),

@@ -13,7 +13,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def details(address: str, verbs: str = "", sysfs: Path = Path("/sys")) -> dict[str, str]:
-    """Returns what is known of "numa", "port", "pci" and "speed".
+    """Return what is known of "numa", "port", "pci" and "speed".
 
     `address` is the IPv4 address at which others reach this process, and `verbs` the RDMA port that it uses,
     such as "mlx5_0:1", if any.
@@ -34,7 +34,7 @@ def details(address: str, verbs: str = "", sysfs: Path = Path("/sys")) -> dict[s
 
 
 def _numa(sysfs: Path) -> str:
-    """The nodes of the processors that this process may use."""
+    """Return the nodes of the processors that this process may use."""
     own = os.sched_getaffinity(0)
     nodes = (
         int(each.name[4:])
@@ -45,13 +45,13 @@ def _numa(sysfs: Path) -> str:
 
 
 def _listed(text: str) -> set[int]:
-    """The numbers of a list such as "0-3,8"."""
+    """Return the numbers of a list such as "0-3,8"."""
     ends = [each.split("-") for each in text.split(",") if each]
     return {number for each in ends for number in range(int(each[0]), int(each[-1]) + 1)}
 
 
 def _interface(address: str) -> str:
-    """The network interface that has the address, or ""."""
+    """Return the network interface that has the address, or ""."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             try:

@@ -49,7 +49,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Topology:
-    """Members, switches and directed links. UsageError names what does not fit together.
+    """Members, switches and directed links. Raises UsageError, which names what does not fit together.
 
     A switch forwards, and does nothing else. What pairs share, such as a network card, is a switch between
     them.
@@ -117,21 +117,21 @@ class Topology:
         return True
 
     def reversed(self) -> Topology:
-        """Returns the topology with every link turned round."""
+        """Return the topology with every link turned round."""
         links = (
             Link(each.target, each.source, each.bandwidth, each.latency) for each in self.links
         )
         return Topology(self.name, self.members, tuple(links), self.switches)
 
     def only(self, ranks: Iterable[int]) -> Topology:
-        """Returns the topology of some members, in this order, with the links among them and switches."""
+        """Return the topology of some members, in this order, with the links among them and switches."""
         members = tuple(self.members[rank] for rank in ranks)
         kept = {*(each.name for each in members), *self.switches}
         links = tuple(each for each in self.links if each.source in kept and each.target in kept)
         return Topology(self.name, members, links, self.switches)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what parse() reads."""
+        """Return what parse() reads."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -145,7 +145,7 @@ class Topology:
         }
 
     def save(self, path: str | Path) -> None:
-        """Writes a JSON file."""
+        """Write a JSON file."""
         document = self.to_json()
         rows = {key: document.pop(key) for key in ("members", "links")}
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in document.items()]
@@ -156,7 +156,7 @@ class Topology:
 
 
 def _paired(links: Iterable[Link]) -> list[dict[str, Any]]:
-    """Writes two equal directions as one link with "duplex"."""
+    """Write two equal directions as one link with "duplex"."""
     waiting: dict[Link, int] = {}
     rows: list[dict[str, Any]] = []
     for link in links:
@@ -177,9 +177,9 @@ def _row(link: Link, duplex: bool) -> dict[str, Any]:
 
 
 def load(source: str | Path) -> Topology:
-    """Reads a JSON file, or one of the topologies in `recorded_names()` by its name.
+    """Read a JSON file, or one of the topologies in `recorded_names()` by its name.
 
-    UsageError if the file cannot be read, or is no topology: the text names the entry.
+    Raises UsageError if the file cannot be read or is no topology: the text names the entry.
     """
     path = Path(source)
     if str(source) in recorded_names():
@@ -196,12 +196,12 @@ def load(source: str | Path) -> Topology:
 
 
 def recorded_names() -> list[str]:
-    """Returns the names of the topologies that come with the package."""
+    """Return the names of the topologies that come with the package."""
     return sorted(path.stem for path in RECORDED.glob("*.json"))
 
 
 def parse(document: Any, where: str = "topology") -> Topology:
-    """Makes a topology from its JSON document. UsageError names the entry that is wrong, and `where`."""
+    """Build a topology from its JSON document. Raises UsageError, which names the wrong entry and `where`."""
     try:
         return _parse(document)
     except UsageError as error:
@@ -268,7 +268,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _amount(value: Any, where: str, read: Any) -> float:
-    """Reads a number in bytes or seconds, or a text with a unit."""
+    """Read a number in bytes or seconds, or a text with a unit."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     try:

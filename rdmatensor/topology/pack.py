@@ -54,6 +54,7 @@ class Plan:
 
     @property
     def trees(self) -> list[Tree]:
+        """The trees of all operations."""
         return [tree for packing in self.packings for tree in packing.trees]
 
     @property
@@ -74,9 +75,9 @@ class Plan:
 def plan(
     topology: Topology, kinds: Sequence[Kind] = KINDS, roots: Sequence[int] | None = None
 ) -> Plan:
-    """Packs trees for these operations, broadcasts from these roots (None: each member).
+    """Pack trees for these operations, broadcasts from these roots (None: each member).
 
-    UsageError if a member cannot be reached.
+    Raises UsageError if a member cannot be reached.
     """
     began = time.perf_counter()
     packings = []
@@ -90,7 +91,7 @@ def plan(
 
 
 def pack(topology: Topology, kind: Kind, root: int = 0, slack: float = SLACK) -> Packing:
-    """Packs few trees that reach (1 - slack) of the best rate for an operation. `root` is a broadcast's."""
+    """Pack few trees that reach (1 - slack) of the best rate for an operation. `root` is a broadcast's."""
     if kind not in KINDS:
         raise UsageError(f"there are no trees for {kind!r}: give one of {', '.join(KINDS)}")
     size = topology.size
@@ -129,7 +130,7 @@ def _root_of(parents: Sequence[int]) -> int:
 def _fewest(
     problem: Problem, known: list[Column], enough: float
 ) -> tuple[list[Column], float, np.ndarray]:
-    """Returns few of the trees that reach the rate `enough`, the rate, and each tree's."""
+    """Return few of the trees that reach the rate `enough`, the rate, and each tree's."""
 
     def solve(columns: list[Column]) -> tuple[float, np.ndarray]:
         if len({each.owner for each in columns}) < len(problem.roots):
@@ -157,11 +158,8 @@ def _fewest(
     return [columns[i] for i in kept], rate, rates[kept]
 
 
-# ---- whole links ------------------------------------------------------------------------------------
-
-
 def _peel(topology: Topology, root: int, bound: float) -> dict[tuple[int, ...], float] | None:
-    """Takes trees off links whose bandwidths are small multiples of one: never more trees than the bound has.
+    """Take trees off links whose bandwidths are small multiples of one: never more trees than the bound has.
 
     Each tree grows by an edge that leaves enough for the others, as in Lovász's proof of Edmonds's theorem,
     and takes as much as that permits. Returns None for other topologies.

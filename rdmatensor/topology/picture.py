@@ -20,7 +20,7 @@ _COLOURS = ("#c0392b", "#2471a3", "#229954", "#b7950b", "#7d3c98", "#d35400", "#
 
 
 def svg(topology: Topology, packing: Packing | None = None) -> str:
-    """Returns a picture: members in a circle, switches inside, links as wide as their bandwidth.
+    """Draw members in a circle, switches inside, and links as wide as their bandwidth.
 
     With a packing, each tree has a colour, and its edges lead from parent to child. A legend below says what
     shapes, widths and colours mean.
@@ -69,7 +69,7 @@ def _about(topology: Topology, number: int, tree: Tree) -> str:
 
 
 def _legend(topology: Topology, trees: Sequence[Tree]) -> Iterator[tuple[str, str]]:
-    """Each sign, drawn around the origin, and what it means."""
+    """Yield each sign, drawn around the origin, and what it means."""
     yield '<circle r="7" fill="#eaf2f8" stroke="#2471a3"/>', "member of the group"
     if topology.switches:
         yield '<rect x="-12" y="-6" width="24" height="12" fill="#fff" stroke="#566573"/>', "switch"

@@ -35,7 +35,7 @@ _STAMP = 16  # bytes at a piece's end: the measurement's number, the piece's num
 
 
 def probe(group: Group, seconds: float = 0.1, timeout: float = 60.0) -> Topology:
-    """Measures the links between the members of a group, and returns the same topology at each of them.
+    """Measure the links between the members of a group, and return the same topology at each of them.
 
     Every member calls it, without other operations under way. Among n members it takes about `seconds` for
     each of n * (n + 2) measurements, and longer where many share a link. `timeout`, in seconds, bounds each
@@ -54,7 +54,7 @@ def probe(group: Group, seconds: float = 0.1, timeout: float = 60.0) -> Topology
 
 
 class Prober:
-    """Connections between all members of a group, for measurements. Every member makes one, and closes it."""
+    """Connections between all members of a group, for measurements. Every member opens one, and closes it."""
 
     def __init__(self, group: Group, seconds: float = 0.1, timeout: float = 60.0) -> None:
         if not 0 < seconds < 60:
@@ -107,10 +107,8 @@ class Prober:
                 self._remotes[rank] = self._device.connect(address, self._timeout)
                 self._regions[rank] = self._remotes[rank].region(key, self._timeout)
 
-    # ---- measurements ---------------------------------------------------------------------------------
-
     def pairs(self) -> tuple[Matrix, Matrix]:
-        """Returns bytes per second and seconds from each member to each other one.
+        """Return bytes per second and seconds from each member to each other one.
 
         One pair is measured at a time, in both directions at once.
         """
@@ -124,7 +122,7 @@ class Prober:
         return found[0], found[1]
 
     def fans(self) -> tuple[Matrix, Matrix]:
-        """Returns what each member sends in all when it sends to all others, and receives from all."""
+        """Return what each member sends in all when it sends to all others, and receives from all."""
         found = np.zeros((2, self._size))
         for rank in range(self._size):
             others = [each for each in range(self._size) if each != rank]
@@ -133,7 +131,7 @@ class Prober:
         return found[0], found[1]
 
     def circles(self) -> Matrix:
-        """Returns what each member sends to each other one while all send, each to one."""
+        """Return what each member sends to each other one while all send, each to one."""
         found = np.zeros((self._size, self._size))
         for step in range(1, self._size):
             found += self._measure(
@@ -142,7 +140,7 @@ class Prober:
         return found
 
     def conflicts(self, alone: Matrix, circles: Matrix) -> list[tuple[Flow, Flow]]:
-        """Returns which two flows of the slowest circle slow each other down."""
+        """Return which two flows of the slowest circle slow each other down."""
         size, ranks = self._size, np.arange(self._size)
         shares = [
             circles[ranks, (ranks + step) % size].sum() / alone[ranks, (ranks + step) % size].sum()
@@ -161,12 +159,12 @@ class Prober:
         return found
 
     def _measure(self, flows: Sequence[Flow]) -> Matrix:
-        """Returns the rates of these flows, which run at the same time. All members get the same."""
+        """Return the rates of these flows, which run at the same time. All members get the same."""
         rates = np.zeros((self._size, self._size))
         return self._together(rates, lambda: self._stream_all(flows, rates))
 
     def _together(self, table: Matrix, act: Callable[[], None]) -> Matrix:
-        """Does something at all members at once, and returns the sum of their tables.
+        """Do something at all members at once, and return the sum of their tables.
 
         An error at one of them is raised at all.
         """
@@ -186,10 +184,8 @@ class Prober:
             raise RdmaError("another member could not probe its links; its error says why")
         return told[:-1].reshape(table.shape)
 
-    # ---- one member's part ----------------------------------------------------------------------------
-
     def _pair(self, one: int, other: int, table: Matrix) -> None:
-        """Fills in the pair's rates and latencies, if this is one of its members."""
+        """Fill in the pair's rates and latencies, if this is one of its members."""
         rank, flows = self._group.rank, [(one, other), (other, one)]
         if rank not in (one, other):
             return
@@ -203,12 +199,12 @@ class Prober:
         self._stream_all(flows, table[0])
 
     def _moves(self, flow: Flow) -> bool:
-        """Whether this member writes, or reads, what flows."""
+        """Return whether this member writes, or reads, what flows."""
         source, target = flow
         return self._group.rank == (target if self._reads[target][source] else source)
 
     def _stream_all(self, flows: Sequence[Flow], rates: Matrix) -> None:
-        """Runs its part of these flows, and fills in the rates of those that end here."""
+        """Run this member's part of the flows, and fill in the rates of those that end here."""
         errors: list[RdmaError] = []
 
         def act(flow: Flow) -> None:
@@ -234,7 +230,9 @@ class Prober:
             raise errors[0]
 
     def _mover(self, flow: Flow) -> Callable[[int], Any]:
-        """Returns what moves so many bytes, through all of the memory in turn: caches are not the link."""
+        """Return a function that moves so many bytes, through all of the memory in turn: caches are not the
+        link.
+        """
         source, target = flow
         writes = source == self._group.rank
         region = self._regions[target if writes else source]
@@ -250,7 +248,7 @@ class Prober:
         return move
 
     def _sample(self, flow: Flow) -> float:
-        """Returns bytes per second of an undisturbed flow: transfers grow until they take long."""
+        """Return bytes per second of an undisturbed flow: transfers grow until they take long."""
         move, rate, nbytes = self._mover(flow), 0.0, _FIRST
         # The first ones open paths, and map pages.
         for _ in range(_PLACES if self._reads[flow[1]][flow[0]] else 1):
@@ -267,13 +265,13 @@ class Prober:
             nbytes = min(2 * nbytes, _MOST)
 
     def _pieces(self, flow: Flow) -> tuple[int, int]:
-        """Returns the size and the number of the transfers that keep a flow busy."""
+        """Return the size and the number of the transfers that keep a flow busy."""
         whole = self._rates[flow] * self._seconds
         nbytes = int(min(max(whole / _PIECES, _FIRST / 4), _MOST))
         return nbytes, max(int(whole / nbytes), 4)
 
     def _send(self, flow: Flow) -> None:
-        """Writes what the flow alone would move in time, in pieces that bear their numbers.
+        """Write what the flow alone would move in time, in pieces that bear their numbers.
 
         Writes may overtake each other, so no counter can follow them. All that have a place are posted at
         once: in a window, flows of opposite directions would hold up each other's completions.
@@ -304,7 +302,7 @@ class Prober:
         announce(len(posted))
 
     def _pieces_here(self, flow: Flow) -> tuple[int, int, int]:
-        """Returns the size of the pieces that others write here, how many came, and will come."""
+        """Return the size of the pieces that others write here, how many came, and will come."""
         nbytes, places, count = told = self._announced[flow[0]].tolist()
         if not all(told):  # they come one by one, in any order
             return 0, 0, 1
@@ -315,7 +313,7 @@ class Prober:
         return nbytes, int((numbers // places + 1).sum()), count
 
     def _watch(self, flows: Sequence[Flow], rates: Matrix) -> None:
-        """Fills in the rates of flows that others write here, while all of them move."""
+        """Fill in the rates of flows that others write here, while all of them move."""
         begin = time.monotonic()
         marks: dict[Flow, list[tuple[float, int]]] = {each: [] for each in flows}
         moving = set(flows)
@@ -337,7 +335,7 @@ class Prober:
             rates[flow] = (moved - before) / max(ended - began, 1e-9)
 
     def _read(self, flow: Flow) -> float:
-        """Reads for some seconds. Returns bytes per second."""
+        """Read for some seconds. Return bytes per second."""
         nbytes, _ = self._pieces(flow)
         move = self._mover(flow)
         waiting: deque[Any] = deque()
@@ -353,7 +351,7 @@ class Prober:
         return moved / (time.monotonic() - begin)
 
     def _ping(self, one: int, other: int) -> float:
-        """Returns the shortest time there and back, at the first of two members."""
+        """Return the shortest time there and back, at the first of two members."""
         first = self._group.rank == one
         peer = other if first else one
         best = np.inf
@@ -364,7 +362,7 @@ class Prober:
         return best
 
     def _meet(self, peer: int, first: bool = True) -> None:
-        """Waits until the peer calls it too."""
+        """Wait until the peer calls it too."""
         self._met[peer] += 1
         if not first:
             self._await(peer)

@@ -11,7 +11,7 @@ from .model import Matrix
 
 
 def next_hops(links: Matrix) -> list[list[int]]:
-    """Returns the neighbour by which each node reaches each other one: the fewest links, then the widest.
+    """Return the neighbour by which each node reaches each other one: the fewest links, then the widest.
 
     It is -1 where no route leads, and for the node itself.
     """
@@ -36,7 +36,7 @@ def next_hops(links: Matrix) -> list[list[int]]:
 
 
 def route(hops: list[list[int]], source: int, target: int) -> Iterator[tuple[int, int]]:
-    """Returns the links of the route, each as its two ends."""
+    """Yield the links of the route, each as its two ends."""
     while source != target and hops[source][target] >= 0:
         yield source, hops[source][target]
         source = hops[source][target]

@@ -14,16 +14,16 @@ from .pack import plan
 
 
 def use_in_tensorflow(topology: Topology | str | Path | None) -> None:
-    """Lets TensorFlow's collective operations over grpc+rdma take the trees of a topology.
+    """Let TensorFlow's collective operations over grpc+rdma take the trees of a topology.
 
     `topology`, which may be a file or the name of a recorded one, has a member for each worker in the order
-    of their indices; None takes the trees away. Call it before the first collective operation. Only the
-    call at the first worker counts: the others get its trees when the group is formed. Groups of another
-    size have no trees. Operations take them where they are expected to be the fastest;
+    of their indices; None takes the trees away. Call it before the first collective operation. Only the call
+    at the first worker counts: the others get its trees when the group is formed. Groups of another size
+    have no trees. Operations take trees where they are expected to be the fastest;
     `rdmatensor.tensorflow.stats()["collectives"]` counts them as "trees".
 
     Raises Unsupported, with the reason, if this process does not have the TensorFlow plugin, and what load()
-    and plan() raise. From any thread.
+    and plan() raise. Thread-safe.
     """
     function = library().rdt_tf_set_trees
     function.restype = None

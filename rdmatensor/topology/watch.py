@@ -29,31 +29,31 @@ _FEW, _MANY = 2, 6  # all-reduces, the fastest of which counts
 
 
 class Pauses:
-    """Says at which checks to pack anew: less and less often while that does not help."""
+    """The checks at which to pack anew: fewer and fewer while that does not help."""
 
     def __init__(self) -> None:
         self._left, self._next = 0, 1
 
     def is_over(self) -> bool:
-        """Whether to pack at this check. Each call is one check."""
+        """Return whether to pack at this check. Each call is one check."""
         self._left -= 1
         return self._left < 0
 
     def grow(self) -> None:
-        """Packing did not help: the next pause is twice as long, but at most 32 checks."""
+        """Double the next pause, up to 32 checks, because packing did not help."""
         self._left, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE)
 
     def end(self) -> None:
-        """Packing helped."""
+        """Pause no more, because packing helped."""
         self._left, self._next = 0, 1
 
 
 class Watch:
-    """Gives a group the trees of a topology, as use() does, and keeps them up to date.
+    """The trees of a topology for a group, as use() gives them, kept up to date.
 
-    Every member makes one, and calls check() at the same points of its program, without other operations
-    under way. The constructor measures each pair, for about `seconds`, and each check lasts about as long
-    if all is well. Only rank 0's topology counts. `timeout`, in seconds, bounds each wait. Raises what use()
+    Every member creates one, and calls check() at the same points of its program, without other operations
+    under way. The constructor measures each pair, for about `seconds`, and each check lasts about as long if
+    all is well. Only rank 0's topology counts. `timeout`, in seconds, bounds each wait. Raises what use()
     and probe() raise, and UsageError if `kinds` lacks "all_reduce". Not thread-safe.
     """
 
@@ -87,7 +87,7 @@ class Watch:
         self._avoids = False  # the trees were packed for slower links than the topology's
 
     def check(self, anew: bool = False) -> bool:
-        """Times an all-reduce along the trees, and packs them anew if it was slow: 1.5 times the fastest one.
+        """Time an all-reduce along the trees, and pack them anew if it took 1.5 times the fastest one.
 
         Members decide by the slowest member's time, so all do the same. Then each pair is measured; links
         change in proportion. The new trees replace the old ones if they are a tenth faster now. Returns
@@ -128,12 +128,12 @@ class Watch:
         return use(self._group, topology, self._kinds, self._roots, self._timeout)
 
     def _pairs(self) -> Matrix:
-        """Returns bytes per second from each member to each other one."""
+        """Return bytes per second from each member to each other one."""
         with Prober(self._group, self._seconds, self._timeout) as prober:
             return prober.pairs()[0]
 
     def _time(self, count: int) -> float:
-        """Returns the seconds of the fastest of some all-reduces, at the slowest member."""
+        """Return the seconds of the fastest of some all-reduces, at the slowest member."""
         group, best = self._group, np.inf
         for _ in range(count):
             group.barrier(timeout=self._timeout)
@@ -143,13 +143,13 @@ class Watch:
         return self._largest(best)
 
     def _largest(self, value: float) -> float:
-        """Returns the largest of all members' values."""
+        """Return the largest of all members' values."""
         largest = self._group.all_reduce(np.array([value]), op="max", timeout=self._timeout)
         return float(largest[0])
 
 
 def scaled(topology: Topology, then: Matrix, now: Matrix) -> Topology:
-    """Returns the topology with links as fast as pairs are `now`. `then` is what pairs had in `topology`.
+    """Return the topology with links as fast as pairs are `now`. `then` is what pairs had in `topology`.
 
     The rate of a link between two members changes as their pair's does. Another link changes as the fastest
     of the pairs that pass it: a slower one has its bottleneck elsewhere.
