@@ -69,9 +69,8 @@
          "Microseconds that a thread polls for its transfer before it sleeps. The progress "       \
          "thread polls for two fifths of that, operations of groups for twenty times of it.")      \
   NUMBER(REMOTE_ALLOC_LIMIT, 1024 * RDT_MIB, 0, RDT_TIB,                                           \
-         "Bytes that each peer may allocate on this device.")                                      \
-  NUMBER(REMOTE_ALLOC_TOTAL, 16 * 1024 * RDT_MIB, 0, 64 * RDT_TIB,                                 \
-         "Bytes that all peers together may allocate on this device.")                             \
+         "Bytes that each peer may allocate on this device. All peers together may allocate 16 "   \
+         "times as much.")                                                                         \
   CHOICE(                                                                                          \
       GROUP_ALGORITHM, "auto", "auto|flat|halving|ring|direct|hierarchical|trees",                 \
       "Groups: algorithm of collective operations. auto chooses the cheapest by measured costs.")  \

@@ -80,7 +80,7 @@ size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   static const char *const values[][2] = {{"PLAN_SLOTS", "64K"},
                                           {"ARENA_LIMIT", "3GiB"},
                                           {"PLAN_LIMIT", "1T"},
-                                          {"REMOTE_ALLOC_TOTAL", "18446744073709551615"},
+                                          {"REMOTE_ALLOC_LIMIT", "18446744073709551615"},
                                           {"GID_INDEX", "mlx5_1:3,rxe0:1"},
                                           {"DEVICE", "mlx5_1:1"},
                                           {"TRANSPORTS", "shm,verbs"},

@@ -72,13 +72,14 @@ def test_bytes_that_a_peer_allocates(open_device: Open) -> None:
 
 def test_bytes_that_all_peers_allocate(open_device: Open) -> None:
     """One that connects often gets no more; what it had is free again when it is gone."""
-    ours, theirs = open_device(REMOTE_ALLOC_TOTAL=10_000), open_device()
-    first, second = ours.connect(theirs.address), ours.connect(theirs.address)
+    ours, theirs = open_device(REMOTE_ALLOC_LIMIT=10_000), open_device()
+    *others, first, second = (ours.connect(theirs.address) for _ in range(17))
+    held = [other.allocate(10_000) for other in others]
     kept = first.allocate(8000)
-    with pytest.raises(rdmatensor.DeviceError, match="RDMATENSOR_REMOTE_ALLOC_TOTAL"):
+    with pytest.raises(rdmatensor.DeviceError, match="RDMATENSOR_REMOTE_ALLOC_LIMIT"):
         second.allocate(8000)
     second.allocate(2000)
-    assert not kept.closed
+    assert not any(region.closed for region in [*held, kept])
     first.close()
     end = time.monotonic() + 20
     while True:

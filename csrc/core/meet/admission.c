@@ -15,6 +15,7 @@
 #include "base/status.h"
 
 #define COMPLAINT_MS 60000
+#define TOTAL_LIMITS 16 /* all peers together may allocate so many times the limit of one */
 
 /* Converts an address to IPv6. Returns false for other families. */
 static bool address_of(const struct sockaddr *from, struct in6_addr *address) {
@@ -150,7 +151,7 @@ void rdt_admission_leave(rdt_admission *admission, rdt_guest *guest) {
 }
 
 rdt_status rdt_admission_reserve(rdt_admission *admission, uint64_t bytes) {
-  uint64_t limit = rdt_config_number(RDT_CONFIG_REMOTE_ALLOC_TOTAL);
+  uint64_t limit = TOTAL_LIMITS * rdt_config_number(RDT_CONFIG_REMOTE_ALLOC_LIMIT);
   pthread_mutex_lock(&admission->lock);
   bool room = bytes <= limit && admission->tenant_bytes <= limit - bytes;
   if (room) admission->tenant_bytes += bytes;
@@ -159,7 +160,7 @@ rdt_status rdt_admission_reserve(rdt_admission *admission, uint64_t bytes) {
   return rdt_fail(
       RDT_ERR_LIMIT,
       "%llu bytes more would exceed the %llu that all peers together may allocate here: "
-      "raise " RDT_ENV_PREFIX "REMOTE_ALLOC_TOTAL",
+      "raise " RDT_ENV_PREFIX "REMOTE_ALLOC_LIMIT",
       (unsigned long long)bytes, (unsigned long long)limit);
 }
 
