@@ -9,40 +9,30 @@
 The TensorFlow plugin (protocol="grpc+rdma") needs no import: see rdmatensor.tensorflow.
 """
 
-from importlib import import_module
+from ._api.lazy import attach
 
 # The public names, by the module that has them; __init__.pyi lists them for type checkers. Each is imported
 # when it is first used, so that rdmatensor.softroce works without the compiled library.
-_NAMES = {
-    "_api.batch": ["Batch"],
-    "_api.buffers": ["Array", "Buffer", "MemoryKind", "Shape", "empty"],
-    "_api.checksum": ["crc32c"],
-    "_api.collective": ["Algorithm", "Kind", "Op", "Tree"],
-    "_api.library": ["__version__"],
-    "_api.region": ["Access", "Region", "RemoteRegion"],
-    "_api.remote": ["Capability", "RemoteDevice"],
-    "_api.transfer": ["Transfer"],
-    "device": ["Device", "DeviceStats", "Notification", "Transport"],
-    "errors": [
-        *("Cancelled", "Closed", "ConnectionFailure", "ConnectionLost", "ConnectionRefused"),
-        *("DataCorrupted", "DeadlineExceeded", "DeviceError", "RdmaError", "RegionError"),
-        *("Unsupported", "UsageError"),
-    ],
-    "group": ["Group", "GroupInfo", "Operation"],
-    "store": ["Arrival", "Member", "Pulled", "Store"],
+_HOMES = {
+    "": "config",
+    "_api.batch": "Batch",
+    "_api.buffers": "Array Buffer MemoryKind Shape empty",
+    "_api.checksum": "crc32c",
+    "_api.collective": "Algorithm Kind Op Tree",
+    "_api.library": "__version__",
+    "_api.region": "Access Region RemoteRegion",
+    "_api.remote": "Capability RemoteDevice",
+    "_api.transfer": "Transfer",
+    "device": "Device DeviceStats Notification Transport",
+    "errors": (
+        "Cancelled Closed ConnectionFailure ConnectionLost ConnectionRefused DataCorrupted DeadlineExceeded "
+        "DeviceError RdmaError RegionError Unsupported UsageError"
+    ),
+    "group": "Group GroupInfo Operation",
+    "store": "Arrival Member Pulled Store",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted([*_MODULES, "config"])
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import_module("._api.library", __name__)
-    if name == "config":
-        return import_module(".config", __name__)
-    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    return value
+__all__ = sorted(" ".join(_HOMES.values()).split())
+__getattr__ = attach(__name__, _HOMES, first="_api.library")
 
 
 def __dir__() -> list[str]:

@@ -8,9 +8,7 @@ pip install 'rdmatensor[topology]'.
 
 from __future__ import annotations
 
-from importlib import import_module
-
-from .._api.extras import needed_by
+from .._api.lazy import attach
 from .model import Link, Member, Topology, load, parse, recorded_names
 
 __all__ = [
@@ -27,18 +25,13 @@ __all__ = [
     "use_in_tensorflow",
 ]
 
-
-_HOMES = {
-    "Watch": "watch",
-    "plan": "pack",
-    "probe": "probing",
-    "use": "agree",
-    "use_in_tensorflow": "tensorflow",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needed_by(f"rdmatensor.topology.{name}"):
-        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = attach(
+    __name__,
+    {
+        "agree": "use",
+        "pack": "plan",
+        "probing": "probe",
+        "tensorflow": "use_in_tensorflow",
+        "watch": "Watch",
+    },
+)
