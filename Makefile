@@ -124,7 +124,8 @@ core:
 	@$(core_pip) --group core
 	@$(core_pip) --no-build-isolation --no-deps .
 	$(core)/bin/pytest -q -n 2 tests/unit/test_c_programs.py tests/unit/test_readme.py \
-	  $(addprefix tests/transport/test_,arguments.py onesided.py notify.py memory.py store.py event_loop.py) $(TEST_FLAGS)
+	  tests/transport/test_arguments.py tests/transport/test_onesided.py tests/transport/test_notify.py \
+	  tests/transport/test_memory.py tests/transport/test_store.py tests/transport/test_event_loop.py $(TEST_FLAGS)
 
 # Quick, for each edit: two minutes at most.
 check: lint build
