@@ -61,7 +61,7 @@ def test_the_choice_follows_the_sample(tmp_path: Path) -> None:
     # 2048 ids of 60,000, drawn with replacement.
     assert tables["large"]["share"] == pytest.approx(2048 / 60_000, rel=0.1)
     assert tables["small"]["share"] == 1
-    assert tables["large"]["way"] != "dense"
+    # What was measured decides, and a busy machine measures anything; given costs are tested below.
     for name in ("small", "large"):
         seconds = tables[name]["seconds"]
         assert tables[name]["way"] == min(seconds, key=seconds.__getitem__)
