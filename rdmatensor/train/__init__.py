@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from .backend.tensorflow.data import shard
     from .backend.tensorflow.optimizer import GradientTape
     from .costs import statistics, trace
-    from .distributing import distribute
     from .embeddings.explain import explain
     from .embeddings.parallelize import parallelize
-    from .keras_callbacks import callbacks, on_rank_0
+    from .keras.callbacks import callbacks, on_rank_0
+    from .keras.distributing import distribute
+    from .keras.evaluate import evaluate, predict
+    from .keras.saving import save
     from .ops import broadcast_variables
     from .run.session import Session, init, local_rank, rank, shutdown, size
-    from .saving import save
     from .tensor_parallel.model import split
-    from .whole import evaluate, predict
 
 __all__ = [
     "GradientTape",
@@ -63,15 +63,15 @@ _HOMES = {
     "backend.tensorflow.data": "shard",
     "backend.tensorflow.optimizer": "GradientTape",
     "costs": "statistics trace",
-    "distributing": "distribute",
     "embeddings.explain": "explain",
     "embeddings.parallelize": "parallelize",
-    "keras_callbacks": "callbacks on_rank_0",
+    "keras.callbacks": "callbacks on_rank_0",
+    "keras.distributing": "distribute",
+    "keras.evaluate": "evaluate predict",
+    "keras.saving": "save",
     "ops": "broadcast_variables",
     "run.session": "Session init local_rank rank shutdown size",
-    "saving": "save",
     "tensor_parallel.model": "split",
-    "whole": "evaluate predict",
 }
 if not TYPE_CHECKING:
     __getattr__ = attach(__name__, _HOMES)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._api.collective import Op
-from .alike import compare, follow_variables
 from .backend.tensorflow import operations
 from .backend.tensorflow.equal import broadcast_variables as _broadcast_variables
 from .backend.tensorflow.operations import no_autograph
 from .backend.tensorflow.seeds import Streams
+from .keras.alike import compare, follow_variables
 from .run.session import current
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]

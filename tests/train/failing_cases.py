@@ -18,8 +18,8 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor import UsageError
-from rdmatensor.train import backup as backups
 from rdmatensor.train.backend.tensorflow import operations
+from rdmatensor.train.keras import backup as backups
 from support.waits import until
 from train import sharded_cases
 

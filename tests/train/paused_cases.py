@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor import UsageError
-from rdmatensor.train import pauses
 from rdmatensor.train.backend.tensorflow import operations
+from rdmatensor.train.keras import pauses
 
 __all__ = ["paused"]
 _L = keras.layers

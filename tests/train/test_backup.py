@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rdmatensor.train import durable
-from rdmatensor.train.backup import Backup, write
+from rdmatensor.train.keras import backup
+from rdmatensor.train.keras.backup import Backup, write
 
 RUN: Any = SimpleNamespace(rank=0, size=1, closing=[])
 
@@ -81,6 +81,6 @@ def test_file_systems_that_cannot_sync_folders(
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setattr(os, "fsync", refuse)
-    durable.sync(tmp_path)
+    backup.sync(tmp_path)
     with pytest.raises(OSError, match="no"):
-        durable.sync(file)
+        backup.sync(file)

@@ -11,7 +11,7 @@ import pytest
 
 from rdmatensor import Device
 from rdmatensor.errors import UsageError
-from rdmatensor.train.backend.tensorflow import operations
+from rdmatensor.train.backend.base import backend
 from rdmatensor.train.run import rejoin
 from rdmatensor.train.run.membership import Membership
 from rdmatensor.train.run.roles import Role
@@ -70,7 +70,7 @@ def test_what_fails_to_join_again_gives_up_no_arena_of_before(
     run = Session(Role(0, 1, "", 0, "the test"), 5.0)
     run._arena = 1  # as an earlier group leaves it: no address any more
     given_up: list[int | None] = []
-    monkeypatch.setattr(operations, "unshare_arena", given_up.append)
+    monkeypatch.setattr(backend(), "unshare", given_up.append)
     with pytest.raises(UsageError, match="in a training of 3 processes"):
         run.join_again(Role(1, 4, there[0], 0, "the test"), 5.0)
     assert given_up == [None]

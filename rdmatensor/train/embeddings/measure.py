@@ -134,10 +134,8 @@ def partition_times(run: Session, table: Size) -> dict[int, float]:
         (found[count],) = measured(run, [(Trial(placement), [ids])])
         return found[count]
 
-    threads = operations.all_reduce(
-        run, np.int64(tf.config.threading.get_intra_op_parallelism_threads() or _cores()), "max",
-        "threads",
-    )  # fmt: skip
+    here = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    threads = operations.all_reduce(run, np.int64(here), "max", "threads")
     count, last = run.size, measure(run.size)
     while count * 2 <= run.size * int(threads) and measure(count * 2) < last:
         count *= 2
@@ -148,7 +146,3 @@ def partition_times(run: Session, table: Size) -> dict[int, float]:
         count //= 2
         measure(count)
     return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.optimizer import OptimizerHooks, move_outwards, sync_of
 from ..backend.tensorflow.parts import part_of
-from ..distributing import distribute
+from ..keras.distributing import distribute
 from ..run.session import Session, current
 from ..sync.base import Parameters
 from ..sync.compression import Compression

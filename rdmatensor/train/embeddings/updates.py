@@ -35,7 +35,7 @@ class RowWise:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         self._rdmatensor_remember(trainable_variables or optimizer._trainable_variables)
-        if not isinstance(self, Distributed) and is_outermost(self):
+        if not isinstance(self, Distributed) and optimizer._rdmatensor_outermost:
             grads = reduce(current(), grads, self._rdmatensor_variables, list)
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
@@ -103,11 +103,6 @@ def update_by_rows(optimizer: Any) -> None:
     for each in (optimizer, inner):
         if each is not None:
             mixin.add(each, RowWise, _rdmatensor_outermost=each is optimizer)
-
-
-def is_outermost(optimizer: Any) -> bool:
-    """Whether gradients come to this optimizer first."""
-    return bool(optimizer._rdmatensor_outermost)
 
 
 class Rule(NamedTuple):

@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.equal import broadcast_variables
 from ..backend.tensorflow.files import read_in_rank_0
+from ..keras.saving import variables_of
 from ..run.session import Session
 from .placement import is_owned, placement_of
 
@@ -20,12 +21,6 @@ from .placement import is_owned, placement_of
 _brought: dict[int, Any] = {}
 # Those that rank 0 has read, while a model is being loaded.
 _read: dict[int, Any] | None = None
-
-
-def variables_of(model: Any) -> list[Any]:
-    """The variables of a model and its optimizer."""
-    optimizer = getattr(model, "optimizer", None)
-    return [*model.variables, *(optimizer.variables if optimizer is not None else [])]
 
 
 def owned_in(model: Any) -> list[Any]:

@@ -88,16 +88,12 @@ class Hierarchical(Gradients, Parameters):
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         following = self._between.exchange(x, step, learning_rate) if self._leads else 0
-        self._spread(x)
+        self._broadcast(x, "the model of this host")
         return self._pass_on(following)
 
     def conclude(self, x: Array, step: int) -> None:
         if self._leads:
             self._between.conclude(x, step)
-        self._spread(x)
-
-    def _spread(self, x: Array) -> None:
-        """Copies the leader's parameters to its host."""
         self._broadcast(x, "the model of this host")
 
     def _pass_on(self, step: int) -> int:

@@ -23,7 +23,7 @@ from ..sync.base import Array, Gradients
 from ..sync.compression import Compression
 from ..sync.local_sgd import LocalSGD
 from .optimizer import WithStrips
-from .slices import DONE
+from .slices import DONE, FAILED, SAVE
 
 # How many models this process has split: names of groups are unique, and the same in all processes.
 _made = itertools.count()
@@ -79,6 +79,26 @@ class Groups(Division):
                         f"rank {self.run.rank} has stopped training: {_first_line(error)}"
                     )
             raise
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        if self.leads:  # a callback that another one calls
+            yield
+            return
+        self.leads, last = True, FAILED
+        try:
+            yield
+            last = DONE
+        finally:
+            self.leads = False
+            self.tell(last)
+
+    def follow(self, model: Any, name: str) -> None:
+        while (word := self.tell()) != DONE:
+            if word == FAILED:
+                raise UsageError(f"{name} failed in rank 0, which knows why")
+            act = model.save_weights if word == SAVE else model.load_weights
+            act("what rank 0 names")
 
     def tell(self, word: int = DONE) -> int:
         """Rank 0's word, in all processes."""

@@ -44,7 +44,7 @@ class CutDense:
         layer_cut, name = self._rdmatensor_layer_cut, plain(layer.name)
         groups = layer_cut.groups
         if layer_cut.mode == "column":
-            result = product(
+            result = keras.ops.matmul(
                 operations.all_gather(groups.inside, inputs, f"inputs of {name}"), layer.kernel
             )
             if layer.bias is not None:
@@ -54,7 +54,7 @@ class CutDense:
         else:
             if not layer_cut.takes_strips:
                 inputs = as_strips(groups, inputs, f"inputs of {name}")
-            result = product(inputs, layer.kernel)
+            result = keras.ops.matmul(inputs, layer.kernel)
             result = operations.reduce_scatter(groups.inside, result, "sum", f"outputs of {name}")
             if layer.bias is not None:
                 result = keras.ops.add(result, layer.bias)
@@ -73,11 +73,6 @@ class CutDense:
             )
         for number, variable in enumerate(variables):
             take(variable, store[str(number)])
-
-
-def product(inputs: Any, kernel: Any) -> Any:
-    """The product of activations and a strip."""
-    return keras.ops.matmul(inputs, kernel)
 
 
 def _variables(layer: Any) -> list[Any]:

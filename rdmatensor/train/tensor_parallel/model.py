@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.equal import broadcast_variables
 from ..backend.tensorflow.files import read_in_rank_0
+from ..keras.saving import variables_of
 from ..run.session import current
 from .choice import choose
 from .groups import Groups
@@ -37,13 +38,13 @@ class SplitModel:
 
     def save(self, filepath: Any, *arguments: Any, **named: Any) -> None:
         """Saves the whole model, in rank 0. It loads where rdmatensor is not installed."""
-        with gathered(self._rdmatensor_groups, _variables(self)):
+        with gathered(self._rdmatensor_groups, variables_of(self)):
             if self._rdmatensor_groups.run.rank == 0:
                 super().save(filepath, *arguments, **named)  # type: ignore[misc]
 
     def save_weights(self, filepath: Any, *arguments: Any, **named: Any) -> None:
         """Saves the weights of the whole model and the state of its optimizer, in rank 0."""
-        with gathered(self._rdmatensor_groups, _variables(self)):
+        with gathered(self._rdmatensor_groups, variables_of(self)):
             if self._rdmatensor_groups.run.rank == 0:
                 super().save_weights(filepath, *arguments, **named)  # type: ignore[misc]
 
@@ -60,7 +61,7 @@ class SplitModel:
         load = super().load_weights  # type: ignore[misc]
         try:
             read_in_rank_0(groups.run, lambda: load(filepath, *arguments, **named), filepath)
-            variables = _variables(self)
+            variables = variables_of(self)
             whole = [each for each in variables if strip_of(each) is None]
             broadcast_variables(groups.run, whole, 0, f"what was loaded from {filepath}")
             spread(groups, variables)
@@ -73,11 +74,6 @@ class SplitModel:
         raise UsageError(
             "a process has strips of this model only: save() it, load that file, and export the model"
         )
-
-
-def _variables(model: Any) -> list[Any]:
-    optimizer = getattr(model, "optimizer", None)
-    return [*model.variables, *(optimizer.variables if optimizer is not None else [])]
 
 
 def split(

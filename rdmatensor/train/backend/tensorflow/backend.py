@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from ...._api.plugin import library
+from ...._ffi import ffi
 from ..base import Backend
 from . import gradients, operations
 from .interim import watch_fits
@@ -29,17 +32,21 @@ class TensorFlow(Backend):
         synchronize_moments(together)
 
     def share(self, device: Device) -> Any:
-        return operations.share_arena(device)
+        function = library().rdt_tf_arena_share
+        function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        return function(int(ffi.cast("intptr_t", device._handle)))
 
     def unshare(self, shared: Any) -> None:
-        operations.unshare_arena(shared)
+        function = library().rdt_tf_arena_unshare
+        function.restype, function.argtypes = None, [ctypes.c_void_p]
+        function(shared)
 
     def join(self, device: Device, group: Group, timeout: float, left: Any) -> Any:
         with tf.init_scope():  # it may be called while a step is traced
             return operations.handle_of(device, group, timeout, left)
 
     def leave(self, handle: Any, release: bool) -> None:
-        operations.leave(handle, release)
+        operations.library().rdmatensor_leave(handle, release=release)
 
     def mean(self, members: Any, grads: Sequence[Any], *how: Any) -> list[Any]:
         return gradients.mean(members, grads, *how)

@@ -85,21 +85,6 @@ def _first_line(detail: str) -> str:
     return detail.partition("\n")[0]
 
 
-def share_arena(device: Device) -> int | None:
-    """Puts tensors where the device's peers can read them. Undo it before the device closes."""
-    function = plugin_library().rdt_tf_arena_share
-    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    shared: int | None = function(int(ffi.cast("intptr_t", device._handle)))
-    return shared
-
-
-def unshare_arena(shared: int | None) -> None:
-    """Ends what share_arena began."""
-    function = plugin_library().rdt_tf_arena_unshare
-    function.restype, function.argtypes = None, [ctypes.c_void_p]
-    function(shared)
-
-
 def trim() -> int:
     """Gives unused memory back to the machine, after what steps do not repeat. Returns the bytes of tensors.
 
@@ -111,11 +96,6 @@ def trim() -> int:
     # Small tensors, and what Python has freed. Other C libraries than glibc keep less, and have no such call.
     getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
     return given
-
-
-def leave(handle: Any, release: bool) -> None:
-    """Ends the operations of the group; with `release`, withdraws their memory. See Session.close."""
-    library().rdmatensor_leave(handle, release=release)
 
 
 class Started:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,13 @@ class Division:
         """Return the processes that have the same parts, and who among them sends them for `root`; None if
         parts have no copies."""
         return None
+
+    def leading(self) -> AbstractContextManager[None]:
+        """Let the other processes `follow` what a callback of rank 0 saves and loads in the block."""
+        return nullcontext()
+
+    def follow(self, model: Any, name: str) -> None:
+        """Save and load parts of a model as callback `name` does in rank 0. Raises UsageError if it fails."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
-from ..errors import UsageError
-from .backend.tensorflow.optimizer import checked, inside, put_in_front
-from .run.session import current
+from ...errors import UsageError
+from ..backend.tensorflow.optimizer import checked, inside, put_in_front
+from ..run.session import current
+from ..sync.base import Parameters, Synchronizer
 from .shares import weigh_steps
-from .sync.base import Parameters, Synchronizer
 
 # An attribute of a synchronizer: the optimizer that it serves, weakly.
 _SERVES = "_rdmatensor_serves"

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from ..errors import UsageError
-from .backend.tensorflow.optimizer import (
+from ...errors import UsageError
+from ..backend.tensorflow.optimizer import (
     Distributed,
     OptimizerHooks,
     inside,

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .backend.tensorflow import operations
-from .backend.tensorflow.optimizer import averages_gradients, sync_of
-from .backend.tensorflow.parts import division_of
-from .backend.tensorflow.weighing import Weighing
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.optimizer import averages_gradients, sync_of
+from ..backend.tensorflow.parts import division_of
+from ..backend.tensorflow.weighing import Weighing
 from .optimizers import distributed
 from .uneven import presence_of
 

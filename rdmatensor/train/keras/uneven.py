@@ -10,19 +10,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import UsageError
-from .backend.tensorflow import operations
-from .backend.tensorflow.agree import label
-from .backend.tensorflow.equal import differing
-from .backend.tensorflow.interim import until_fit_ends
-from .backend.tensorflow.optimizer import averages_gradients, sync_of
-from .backend.tensorflow.parts import part_of
-from .backend.tensorflow.rows import count_of
-from .backend.tensorflow.weighing import Presence
+from ...errors import UsageError
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.agree import label
+from ..backend.tensorflow.equal import differing
+from ..backend.tensorflow.interim import until_fit_ends
+from ..backend.tensorflow.optimizer import averages_gradients, sync_of
+from ..backend.tensorflow.parts import part_of
+from ..backend.tensorflow.rows import count_of
+from ..backend.tensorflow.weighing import Presence
+from ..run.session import Session
 from .callback_list import list_of
-from .keras_metrics import metrics_of
+from .metrics import metrics_of
 from .optimizers import distributed
-from .run.session import Session
 
 # An attribute of a model while it trains so.
 _PRESENCE = "_rdmatensor_presence"

@@ -11,12 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .backend.tensorflow import operations
-from .backend.tensorflow.optimizer import averages_gradients, sync_of
-from .costs import Row, differences, numbers, statistics, table
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.optimizer import averages_gradients, sync_of
+from ..costs import Row, differences, numbers, statistics, table
+from ..run.session import Session
+from ..sync.base import Synchronizer
 from .optimizers import distributed
-from .run.session import Session
-from .sync.base import Synchronizer
 
 
 class Summary(keras.callbacks.Callback):  # type: ignore[misc]

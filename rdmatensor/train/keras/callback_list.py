@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list that Keras calls callbacks in, and the files that these write."""
+"""The list that Keras calls callbacks in, the files that these write, and the weights that they swap."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from zlib import crc32
 import keras
 import tensorflow as tf
 
-from ..errors import UsageError
-from .backend.tensorflow import operations
-from .run.session import Session
+from ...errors import UsageError
+from ..backend.tensorflow import mixin, operations
+from ..backend.tensorflow.optimizer import hooks_of, sync_of
+from ..run.session import Session
 
 
 def list_of(callback: Any) -> Any:
@@ -58,3 +59,20 @@ def refuse_common(run: Session, files: list[str], most: int) -> None:
                 f"callbacks of ranks {ranks} write one file{': ' if names else ''}{''.join(names[:1])}. Give "
                 "rt.on_rank_0(callback) to all processes, or a path of its own to each"
             )
+
+
+def swap_whole(callback: Any) -> None:
+    """Makes the callback, if it is a SwapEMAWeights, act on whole weights where averages are in strips."""
+    if isinstance(callback, keras.callbacks.SwapEMAWeights):
+        mixin.add(callback, _WholeSwap)
+
+
+class _WholeSwap:
+    """What is put in front of SwapEMAWeights, which swaps what the optimizer updates: strips."""
+
+    model: Any
+
+    def _swap_variables(self) -> None:
+        optimizer = self.model.optimizer
+        with hooks_of(sync_of(optimizer)).changed(optimizer):
+            super()._swap_variables()  # type: ignore[misc]

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError
-from . import keras_metrics
-from .backend.tensorflow import operations
-from .backend.tensorflow.data import agree, arrays_of
-from .backend.tensorflow.rows import Batches, rows_of
-from .run.session import Session, current
+from ...errors import UsageError
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.data import agree, arrays_of
+from ..backend.tensorflow.rows import Batches, rows_of
+from ..run.session import Session, current
+from . import metrics
 
 _BATCH = 32  # Keras's
 
@@ -56,7 +56,7 @@ def evaluate(
         raise UsageError(
             "evaluate() over all processes takes whole data: instead of steps=, give dataset.take(steps)"
         )
-    keras_metrics.watch(model)
+    metrics.watch(model)
     (x, y, sample_weight), has_any = _part(run, (x, y, sample_weight), size)
     more["verbose"] = more.get("verbose", "auto") if run.rank == 0 else 0
     logs = model.evaluate(
@@ -65,7 +65,7 @@ def evaluate(
     if not has_any:  # it has evaluated what counts elsewhere, to have metrics
         model.reset_metrics()
         logs = {name: value for name, value in model.get_metrics_result().items() if name in logs}
-    found = keras_metrics.merged(run, model, logs, {"": keras_metrics.counted(model)})
+    found = metrics.merged(run, model, logs, {"": metrics.counted(model)})
     return found if return_dict else model._flatten_metrics_in_order(found)
 
 

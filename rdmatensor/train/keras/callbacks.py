@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from ..backend.tensorflow.parts import Division, division_of
+from ..run.session import current
 from .links import Links
-from .logs import Logs
+from .metrics import Logs
 from .pauses import Plan
-from .run.session import current
 from .shares import Shares
 from .summary import Summary
 from .synchronize import SynchronizeCallback
-from .tensor_parallel.leading import only_on_rank_0
 from .uneven import Uneven
 from .warmup import Warmup
 
@@ -82,4 +83,31 @@ def on_rank_0(callback: Any) -> Any:
     """
     run = current()
     run.saves |= isinstance(callback, keras.callbacks.ModelCheckpoint)
-    return callback if run.size == 1 else only_on_rank_0(callback, run.rank)
+    if run.size == 1:
+        return callback
+    here = callback if run.rank == 0 else keras.callbacks.Callback()
+    for name in dir(keras.callbacks.Callback):
+        act = getattr(callback, name)
+        default = getattr(keras.callbacks.Callback, name)
+        if name.startswith("on_") and getattr(act, "__func__", None) is not default:
+            setattr(here, name, _lead(here, act) if run.rank == 0 else _follow(here, callback))
+    return here
+
+
+def _division(callback: Any) -> Division:
+    return division_of(() if callback.model is None else callback.model.variables)
+
+
+def _lead(here: Any, act: Callable[..., Any]) -> Callable[..., Any]:
+    def lead(*arguments: Any, **named: Any) -> Any:
+        with _division(here).leading():
+            return act(*arguments, **named)
+
+    return lead
+
+
+def _follow(here: Any, callback: Any) -> Callable[..., None]:
+    def follow(*_: Any, **__: Any) -> None:
+        _division(here).follow(here.model, type(callback).__name__)
+
+    return follow

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.interim import until_fit_ends
+from ..backend.tensorflow.names import plain
+from ..backend.tensorflow.optimizer import sync_of
+from ..run.session import Session
 from .additive import added_by, watch_metric
-from .backend.tensorflow import operations
-from .backend.tensorflow.names import plain
-from .run.session import Session
 
 _Array = npt.NDArray[Any]
 
@@ -193,3 +195,39 @@ def _results_of(
     finally:
         for variable, value in before:
             variable.assign(value)
+
+
+class Logs(keras.callbacks.Callback):  # type: ignore[misc]
+    """Merges the metrics of training and validation once an epoch, in one operation."""
+
+    def __init__(self, run: Session) -> None:
+        super().__init__()
+        self._run = run
+        self._in_fit = False
+        self._counted: dict[str, Counted] = {}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._in_fit = True
+        until_fit_ends(self.model, self._end_fit)
+        self._counted.clear()
+        watch(self.model)
+
+    def _end_fit(self) -> None:
+        self._in_fit = False
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._keep("")  # Keras resets the metrics now
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._keep("val_")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self._counted:
+            self._keep("")
+        if logs and self._counted:
+            logs.update(merged(self._run, self.model, logs, self._counted))
+        self._counted.clear()
+
+    def _keep(self, start: str) -> None:
+        if self._in_fit and sync_of(getattr(self.model, "optimizer", None)).waits:
+            self._counted[start] = counted(self.model)

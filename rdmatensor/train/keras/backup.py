@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +16,18 @@ from zipfile import BadZipFile
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError
-from .backend.tensorflow import operations
-from .backend.tensorflow.exchange import Kept as State
-from .backend.tensorflow.files import read_in_rank_0
-from .backend.tensorflow.interim import until_fit_ends
-from .backend.tensorflow.optimizer import hooks_of, kept_of, sync_of
-from .backend.tensorflow.parts import part_of
-from .durable import put, sync
-from .run.session import Session
-from .sync.base import Array, having
+from ...errors import UsageError
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.exchange import Kept as State
+from ..backend.tensorflow.files import read_in_rank_0
+from ..backend.tensorflow.interim import until_fit_ends
+from ..backend.tensorflow.optimizer import hooks_of, kept_of, sync_of
+from ..backend.tensorflow.parts import part_of
+from ..run.session import Session
+from ..sync.base import Array, having
+
+# Some file systems cannot flush folders.
+_REFUSED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 
 
 class Kept(NamedTuple):
@@ -358,6 +362,26 @@ def read(file: Path) -> dict[str, Array]:
             return {name: kept[name] for name in kept.files}
     except (ValueError, OSError, EOFError, BadZipFile) as error:
         raise UsageError(f"{file} is not what callbacks(backup=...) writes: {error}") from None
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has the content of a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in _REFUSED):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def put(written: Path, file: Path) -> None:
+    """Gives `file` the content of `written`, at once. The disk has it then, and all names in the folder."""
+    sync(written)
+    sync(file.parent)  # the names of what the new file speaks of
+    written.replace(file)
+    sync(file.parent)
 
 
 def _mean_of(kept: Sequence[Mapping[str, Array]], count: int) -> dict[str, Array]:

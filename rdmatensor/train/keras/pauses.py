@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..errors import UsageError
-from .backend.tensorflow import operations
-from .run.session import Session
+from ...errors import UsageError
+from ..backend.tensorflow import operations
+from ..run.session import Session
 
 # Seconds between two looks at what the others want.
 _APART = 1.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .backend.tensorflow import operations
-from .backend.tensorflow.optimizer import hooks_of, sync_of
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.optimizer import hooks_of, sync_of
+from ..run.session import current
 from .backup import in_parts
 from .optimizers import distributed
-from .run.session import current
 
 
 def save(model: Any, path: Any) -> None:
@@ -27,3 +27,9 @@ def save(model: Any, path: Any) -> None:
         for each in optimizers:
             hooks_of(sync_of(each)).release(each)
         operations.barrier(run, "save")
+
+
+def variables_of(model: Any) -> list[Any]:
+    """Return the variables of a model and its optimizer."""
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.variables, *(optimizer.variables if optimizer is not None else [])]

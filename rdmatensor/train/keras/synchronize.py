@@ -12,13 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import UsageError
-from .alike import compare, follow_variables
-from .backend.tensorflow import operations
-from .backend.tensorflow.agree import labels_of
-from .backend.tensorflow.equal import broadcast_variables, comparable, differing, take_rank_0s
-from .backend.tensorflow.interim import until_fit_ends
-from .backend.tensorflow.optimizer import (
+from ...errors import UsageError
+from ..backend.tensorflow import operations
+from ..backend.tensorflow.agree import labels_of
+from ..backend.tensorflow.equal import broadcast_variables, comparable, differing, take_rank_0s
+from ..backend.tensorflow.interim import until_fit_ends
+from ..backend.tensorflow.optimizer import (
     exchange_of,
     hooks_of,
     iterations_of,
@@ -26,15 +25,15 @@ from .backend.tensorflow.optimizer import (
     sync_of,
     trace_anew,
 )
-from .backend.tensorflow.seeds import Streams
-from .backend.tensorflow.synchronized import check
+from ..backend.tensorflow.seeds import Streams
+from ..backend.tensorflow.synchronized import check
+from ..run.session import Session
+from ..sync.base import Parameters, Synchronizer
+from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
-from .callback_list import files_of, list_of, refuse_common
+from .callback_list import files_of, list_of, refuse_common, swap_whole
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
-from .run.session import Session
-from .swap import swap_whole
-from .sync.base import Parameters, Synchronizer
 from .uneven import Uneven
 
 

@@ -20,9 +20,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError
-from .backend.tensorflow import operations
-from .run.session import Session
+from ...errors import UsageError
+from ..backend.tensorflow import operations
+from ..run.session import Session
 
 # What may differ: names that Keras counts up, seeds, and initial weights, which are rank 0's everywhere.
 _FREE = ("name", "seed", "shared_object_id", "code")

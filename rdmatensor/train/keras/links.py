@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from ..errors import UsageError
-from .backend.tensorflow.optimizer import sync_of
-from .run.session import Session
+from ...errors import UsageError
+from ..backend.tensorflow.optimizer import sync_of
+from ..run.session import Session
 
 # Each pair has the network alone for a moment; all moments together last at most so many seconds.
 _MOMENT, _ALL = 0.1, 10.0
@@ -27,7 +27,7 @@ class Links(keras.callbacks.Callback):  # type: ignore[misc]
         self._watch: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        from ..topology.watch import Watch  # needs SciPy
+        from ...topology.watch import Watch  # needs SciPy
 
         run = self._run
         if run.group is None or run.topology is None:
@@ -44,7 +44,7 @@ class Links(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._watch is None or not self._watch.check():
             return
-        from ..topology.agree import share
+        from ...topology.agree import share
 
         run = self._run
         assert run.group is not None

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..errors import UsageError
+from ...errors import UsageError
+from ..run.session import Session
 from .optimizers import leaves
-from .run.session import Session
 
 # An attribute of an optimizer: the rate to reach, and the one that was set last.
 _WARM = "_rdmatensor_warm"
