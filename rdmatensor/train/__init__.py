@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a Keras 3 model in several processes, on one host or many:
+"""Train a Keras 3 model in several processes, on one host or many:
 
     # rdmatensor launch -n 4 train.py
     import keras, rdmatensor.train as rt

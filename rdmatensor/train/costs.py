@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training cost: counters of this process, a trace of some steps, and a table of all processes."""
+"""Tell what training cost: counters of this process, a trace of some steps, and a table of all processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ __all__ = ["LateCosts", "OperationCosts", "Row", "TrainStats", "statistics", "ta
 
 
 def statistics() -> TrainStats:
-    """What the operations of this process cost since init(). UsageError if it is alone or did not call it."""
+    """Return what the operations of this process cost since init().
+
+    Raises UsageError if the process is alone, or did not call init().
+    """
     found = training.stats()
     if found is None:
         raise UsageError(
@@ -29,7 +32,7 @@ def statistics() -> TrainStats:
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Writes what happens within the block to `path`, in Chrome's trace format (JSON).
+    """Write what happens within the block to `path`, in Chrome's trace format (JSON).
 
         with rt.trace("rank0.json"):
             model.train_on_batch(x, y)
@@ -45,7 +48,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class Row(NamedTuple):
-    """What one process did in fit."""
+    """The work of one process in fit()."""
 
     steps: float
     examples: float
@@ -57,7 +60,7 @@ class Row(NamedTuple):
 
 
 def table(rows: Sequence[Row], late: Sequence[Sequence[float]]) -> str:
-    """The rows of all processes as text. `late[i][j]` is how many seconds rank i waited for rank j."""
+    """Return the rows of all processes as text. `late[i][j]` is how many seconds rank i waited for rank j."""
     headings = ("rank", "steps", "examples/s", "sent", "exposed", "waited", "waited for by others")
     lines: list[Sequence[str]] = [headings]
     for rank, row in enumerate(rows):
@@ -85,10 +88,11 @@ def _share(seconds: float, of: float) -> str:
 
 
 def numbers(found: TrainStats) -> list[float]:
-    """Those of a Row that the group counts, and what `late` has for it."""
+    """Return the fields of a Row that the group counts, and the seconds waited for each rank."""
     late = [each["waited_seconds"] for each in found["late"]]
     return [found["sent_bytes"], found["exposed_seconds"], found["waited_seconds"], *late]
 
 
 def differences(now: Any, before: Any) -> list[float]:
+    """Return by how much each number has grown."""
     return [a - b for a, b in zip(now, before, strict=True)]

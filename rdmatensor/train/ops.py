@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collective operations that programs call, on the group that init() joined."""
+"""Run collective operations on the group that init() joined. Programs call them."""
 
 from __future__ import annotations
 
@@ -19,48 +19,47 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "re
 
 @no_autograph
 def all_reduce(tensor: Any, op: Op = "sum", name: str = "all_reduce") -> Any:
-    """Combines the tensors of all processes, element by element. Has a gradient for "mean" and "sum".
+    """Combine the tensors of all processes, element by element. Has a gradient for "mean" and "sum".
 
-    `name` appears in errors; it has to be the same in all processes, as have type and shape. If they
-    differ, every process gets InvalidArgumentError, which quotes two of them. This holds for all operations
-    here.
+    `name` appears in errors; it has to be the same in all processes, as have type and shape. If they differ,
+    every process gets InvalidArgumentError, which quotes two of them. This holds for all operations here.
     """
     return operations.all_reduce(current(), tensor, op, name)
 
 
 @no_autograph
 def reduce_scatter(tensor: Any, op: Op = "sum", name: str = "reduce_scatter") -> Any:
-    """Part `rank` of what all_reduce gives, cut into `size` equal parts along the first dimension."""
+    """Return part `rank` of what all_reduce gives, cut into `size` equal parts along the first dimension."""
     return operations.reduce_scatter(current(), tensor, op, name)
 
 
 @no_autograph
 def all_gather(tensor: Any, name: str = "all_gather") -> Any:
-    """Joins the tensors of all processes along the first dimension, by rank. They have equal shapes."""
+    """Join the tensors of all processes along the first dimension, by rank. They have equal shapes."""
     return operations.all_gather(current(), tensor, name)
 
 
 @no_autograph
 def all_to_all(tensor: Any, name: str = "all_to_all") -> Any:
-    """Joins part `rank` of every process's tensor, by rank. Tensors are cut as in reduce_scatter."""
+    """Join part `rank` of every process's tensor, by rank. Tensors are cut as in reduce_scatter."""
     return operations.all_to_all(current(), tensor, name)
 
 
 @no_autograph
 def broadcast(tensor: Any, root: int = 0, name: str = "broadcast") -> Any:
-    """Rank `root`'s tensor. The others give a tensor of the same type and shape."""
+    """Return rank `root`'s tensor. The others give a tensor of the same type and shape."""
     return operations.broadcast(current(), tensor, root, name)
 
 
 @no_autograph
 def barrier(name: str = "barrier") -> None:
-    """Returns when every process has called it."""
+    """Wait until every process has called it."""
     operations.barrier(current(), name)
 
 
 @no_autograph
 def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
-    """Sets variables of TensorFlow or Keras, or all those of a Keras model, to their values in rank `root`.
+    """Set variables of TensorFlow or Keras, or all those of a Keras model, to their values in rank `root`.
 
     States of Keras's SeedGenerators are the exception: they are made to differ, as callbacks() does, so that
     processes do not drop out the same units. With a model, raises UsageError if its layers differ in what is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the way of each table: by what steps of it take where the model of costs leaves a doubt."""
+"""Choose the way of each table. Where predicted costs leave a doubt, steps are measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BATCHES, _ROUNDS = 3, 15
 
 
 class Choice(NamedTuple):
-    """The fastest way of a table, the seconds of a step by way, and the ways that were measured for them."""
+    """The fastest way of a table, the seconds of a step by way, and the ways that were measured."""
 
     way: Way
     seconds: Mapping[Way, float]
@@ -34,10 +34,12 @@ class Choice(NamedTuple):
 def decide(
     run: Session, tables: Sequence[Size], allowed: Sequence[Sequence[Way]]
 ) -> Sequence[Choice]:
-    """The way of each table among those that it is allowed. All processes call it, and have the same answer.
+    """Return the way of each table, among those allowed for it.
 
-    Steps are measured with tables of the same sizes that are made for it, so the user's do not change. Takes
-    some seconds for each table that is measured.
+    All processes call it, and get the same answer.
+
+    Steps are measured with tables of the same sizes that are made for it, so the user's do not change. That
+    takes some seconds for each table that is measured.
     """
     known = costs(run)
     predicted = [{way: known.seconds(way, each, run.size) for way in WAYS} for each in tables]
@@ -62,7 +64,7 @@ def decide(
 def needs_measurement(
     known: Costs, tables: Sequence[Size], allowed: Sequence[Sequence[Way]], size: int
 ) -> Array:
-    """Ones by table and way: for those that have to be measured, or for the one that is clearly best."""
+    """Return ones, by table and way, where ways have to be measured, or where one is clearly the best."""
     found = np.zeros((len(tables), len(WAYS)), np.int64)
     best = [known.best(table, size, among) for table, among in zip(tables, allowed, strict=True)]
     least = [known.seconds(way, table, size) for table, way in zip(tables, best, strict=True)]
@@ -81,6 +83,7 @@ def needs_measurement(
 
 
 def benchmark_placements(run: Session, table: Size, ways: Sequence[Way]) -> Mapping[Way, float]:
+    """Return the seconds of a step by way, in the slowest process. All processes call it."""
     batches = [tf.constant(_ids(run, table, number)) for number in range(_BATCHES)]
     trials = [
         Trial(Placement(run, f"trial of {way}", table.rows, table.width, way, run.size))
@@ -91,7 +94,7 @@ def benchmark_placements(run: Session, table: Size, ways: Sequence[Way]) -> Mapp
 
 
 def _ids(run: Session, table: Size, number: int) -> Array:
-    """As many ids as a batch of the sample has, of which as many differ."""
+    """Return as many ids as a batch of the sample has, of which as many differ."""
     rows = different(run, table.rows, max(1, round(table.used)), number)
     more = max(0, round(table.ids) - len(rows))
     again = np.random.default_rng([number, run.rank]).choice(rows, more)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formulas of the choice among the ways to share a table: what each costs, and how many partitions pay."""
+"""Compute what each way to share a table costs, and how many partitions pay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .placement import WAYS, Way
 
 @dataclass(frozen=True)
 class Size:
-    """A table, and what a batch of one process asks of it (sample.Use). Only measurements need `ids`."""
+    """The size of a table, and what a batch of one process asks of it (sample.Use).
+
+    Only measurements use `ids`.
+    """
 
     rows: int
     width: int
@@ -23,11 +26,11 @@ class Size:
 
     @property
     def share(self) -> float:
-        """Of the rows that a batch uses."""
+        """The share of the rows that a batch uses."""
         return self.used / self.rows
 
     def numbers(self, way: Way, size: int) -> tuple[float, float]:
-        """What the time of a step grows with: numbers that travel, and rows that are used."""
+        """Return what the time of a step grows with: how many numbers travel, and how many rows are used."""
         travelling = {
             "dense": float(self.rows),
             "gather": self.used,
@@ -36,7 +39,7 @@ class Size:
         return travelling[way] * self.width, self.used
 
     def sent_bytes(self, way: Way, size: int) -> float:
-        """What a process sends in a step, in the best case."""
+        """Return how many bytes a process sends in a step, in the best case."""
         travelling = self.numbers(way, size)[0] * 4
         if way == "dense":
             return 2 * travelling * (size - 1) / size
@@ -52,17 +55,18 @@ class Costs:
     of: Mapping[Way, tuple[float, float, float]]
 
     def seconds(self, way: Way, table: Size, size: int) -> float:
+        """Return the predicted seconds of a step."""
         fixed, per_travelling, per_used = self.of[way]
         travelling, used = table.numbers(way, size)
         return fixed + per_travelling * travelling + per_used * used
 
     def best(self, table: Size, size: int, among: Sequence[Way] = WAYS) -> Way:
-        """The fastest way."""
+        """Return the fastest way."""
         return min(among, key=lambda way: self.seconds(way, table, size))
 
 
 def fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Costs from measurements: (numbers that travel, rows that are used, seconds). None is negative.
+    """Fit costs to measurements: (numbers that travel, rows that are used, seconds). None is negative.
 
     Relative errors count, so that a long step does not hide what is wrong with a short one.
     """
@@ -83,7 +87,10 @@ def fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, 
 
 
 def curve(samples: Mapping[int, float]) -> tuple[float, float, float]:
-    """b, a and c of b / P + a (P - 1) + c, the seconds of a step with P partitions, from three or more."""
+    """Fit b / P + a (P - 1) + c, the seconds of a step with P partitions. Return b, a and c.
+
+    `samples` has three measurements or more.
+    """
     counts = np.array(list(samples), np.float64)
     terms = np.column_stack([1 / counts, counts - 1, np.ones(len(counts))])
     found, *_ = np.linalg.lstsq(terms, np.array(list(samples.values())), rcond=None)
@@ -92,10 +99,10 @@ def curve(samples: Mapping[int, float]) -> tuple[float, float, float]:
 
 
 def partitions(samples: Mapping[int, float], size: int, worth: float = 0.05) -> int:
-    """The best number of partitions, by the curve through the samples and between them.
+    """Return the best number of partitions, by the curve through the samples and between them.
 
-    One for each of `size` processes, unless another number saves `worth` of the time: then all have as many
-    rows. Above `size`, only its multiples give every owner as many threads.
+    That is one for each of `size` processes, unless another number saves `worth` of the time: then all have
+    as many rows. Above `size`, only its multiples give every owner as many threads.
     """
     if size not in samples or len(samples) < 3:
         return min(samples, key=lambda count: samples[count])

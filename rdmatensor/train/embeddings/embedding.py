@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An Embedding of Keras whose rows live in several processes."""
+"""Let the rows of a Keras Embedding live in several processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .placement import Placement, lookup, place
 
 
 class OwnedRows:
-    """What `put_rows` puts in front of the class of an Embedding. All processes call it together."""
+    """The class that `put_rows` puts in front of an Embedding's. All processes call it together."""
 
     _rdmatensor_placement: Placement
 
     def call(self, inputs: Any) -> Any:
+        """Look up rows of all owners."""
         layer: Any = self
         ids = tf.convert_to_tensor(inputs)
         if ids.dtype not in (tf.int32, tf.int64):
@@ -30,30 +31,32 @@ class OwnedRows:
 
     @property
     def embeddings(self) -> Any:
-        """Raises UsageError."""
+        """Raise UsageError: no process has all rows."""
         raise UsageError(
             f"the rows of {self._rdmatensor_placement.name} are in several processes: to use all of it, "
             'give it to parallelize(ways={...: "gather"})'
         )
 
     def enable_lora(self, *_: Any, **__: Any) -> None:
-        """Raises UsageError."""
+        """Raise UsageError: LoRA needs the whole table."""
         raise UsageError(
             f"the rows of {self._rdmatensor_placement.name} are in several processes: enable LoRA before "
             "parallelize()"
         )
 
     def save_own_variables(self, store: Any) -> None:
+        """Save the whole table."""
         layer: Any = self
         store["0"] = whole.to_save(layer._embeddings)
 
     def load_own_variables(self, store: Any) -> None:
+        """Keep the whole table until all processes take their rows of it."""
         layer: Any = self
         whole.assign(layer._embeddings, store["0"])
 
 
 def put_rows(layer: Any, placement: Placement) -> None:
-    """Places the table of a built Embedding. All processes call it; rank 0's values count."""
+    """Place the table of a built Embedding. All processes call it; rank 0's values count."""
     if placement.owned:
         old = layer._embeddings
         rows = placement.spread(old.numpy() if placement.run.rank == 0 else None)

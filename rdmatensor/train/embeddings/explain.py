@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What parallelize() chose, and why: as text, and as a page with pictures."""
+"""Explain what parallelize() chose, and why: as text, and as a page with pictures."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Table:
 
     @classmethod
     def of(cls, layer: Any, way: Way, partitions: int, why: str) -> Table:
-        """The table of an Embedding."""
+        """Return the table of an Embedding."""
         return cls(layer.name, layer.input_dim, layer.output_dim, way, partitions, why)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What explain() returns: print it, or write() it as a page."""
+    """The answer of explain(): print it, or write() it as a page."""
 
     processes: int
     tables: Sequence[Table]
@@ -81,7 +81,7 @@ class Explanation:
         )
 
     def write(self, path: str | Path) -> None:
-        """Writes a page (HTML, with SVG inside) that needs nothing else."""
+        """Write a page (HTML, with SVG inside) that needs nothing else."""
         parts = [_bars(each) for each in self.tables if each.seconds]
         if len(self.samples) >= 3:
             parts.append(_curve(self.samples))
@@ -98,10 +98,10 @@ _HEADINGS = ("table", "rows", "share", *WAYS, "sends", "chosen", "why")
 
 
 def explain(model: Any) -> Explanation:
-    """What parallelize() chose for the model's tables of embeddings, with predicted seconds per step.
+    """Return what parallelize() chose for the model's tables of embeddings, with predicted seconds per step.
 
-    `share` is the part of a table's rows that a batch of one process uses. UsageError if parallelize() did
-    not return the model.
+    `share` is the part of a table's rows that a batch of one process uses. Raises UsageError if parallelize()
+    did not return the model.
     """
     found: Explanation | None = getattr(model, "_rdmatensor_explanation", None)
     if found is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tables may have owners: those that only their layer uses, as Keras's Embedding does."""
+"""Tell which tables may have owners: those that only their layer uses, as Keras's Embedding does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...errors import UsageError
 
 
 def check_model(model: Any) -> None:
-    """UsageError if parallelize() cannot take the model, in words that say what to do."""
+    """Raise UsageError if parallelize() cannot take the model, and say what to do."""
     if not isinstance(model, keras.Model) or not model.built:
         raise UsageError("parallelize() takes a Keras model that is built: give it an Input")
     if hasattr(model, "_rdmatensor_explanation"):
@@ -25,7 +25,7 @@ def check_model(model: Any) -> None:
 
 
 def why_not_by_rows(layer: Any) -> str | None:
-    """Why Keras's optimizer has to update the table of an Embedding; None if we can."""
+    """Return why Keras's optimizer has to update the table of an Embedding; None if we can."""
     if layer.quantization_mode:
         return "it is quantized"
     dtype = keras.backend.standardize_dtype(layer._embeddings.dtype)
@@ -33,7 +33,7 @@ def why_not_by_rows(layer: Any) -> str | None:
 
 
 def why_not_owned(layer: Any, model: Any) -> str | None:
-    """Why each process has to have the whole table of a built Embedding; None if owners can have it."""
+    """Return why each process has to have the whole table of a built Embedding; None if owners will do."""
     obstacle = why_not_by_rows(layer)
     if obstacle is not None:
         return obstacle

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures steps with a table of each placement, in all processes, which agree on the times."""
+"""Measure steps with a table of each placement, in all processes, which agree on the times."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Trial:
         )
 
     def seconds(self, batches: Sequence[Any]) -> float:
-        """The time of a step, of one with each batch. All processes call it."""
+        """Return the mean time of a step with one of the batches. All processes call it."""
         operations.barrier(self._placement.run, "a measurement begins")
         begin = time.perf_counter()
         for ids in batches:
@@ -76,7 +76,7 @@ class Trial:
 
 
 def costs(run: Session) -> Costs:
-    """What the ways cost in this group. Measured when it is asked first; all processes ask together."""
+    """Return what the ways cost in this group, which is measured in the first call. All processes call it."""
     known: Costs | None = getattr(run, "_row_costs", None)
     if known is None:
         known = run._row_costs = _costs(run)  # type: ignore[attr-defined]
@@ -104,10 +104,10 @@ def _costs(run: Session) -> Costs:
 def measured(
     run: Session, steps: Sequence[tuple[Trial, Sequence[Any]]], rounds: int = _REPEATS
 ) -> list[float]:
-    """The median time of each trial's steps, in the slowest process.
+    """Return the median seconds of each trial's steps, in the slowest process.
 
-    Trials take turns, so that all meet the same noise. Each one comes with the ids of batches. All processes
-    call it, and have the same answer.
+    Trials take turns, so that all meet the same noise. Each comes with the ids of its batches. All processes
+    call it, and get the same answer.
     """
     for trial, batches in steps:
         trial.step(batches[0])  # which traces
@@ -118,13 +118,16 @@ def measured(
 
 
 def different(run: Session, rows: int, count: int, number: int = 0) -> Array:
-    """So many different rows, others in each process, and for each `number`."""
+    """Return `count` different row numbers, as int32.
+
+    They differ between processes, and for each `number`.
+    """
     numbers = np.random.default_rng([rows, count, run.rank, number])
     return numbers.choice(rows, min(count, rows), replace=False).astype(np.int32)
 
 
 def partition_times(run: Session, table: Size) -> dict[int, float]:
-    """Seconds of a step by the number of partitions: doubled while that helps, and then halved."""
+    """Return the seconds of a step by the number of partitions: doubled while that helps, and then halved."""
     rows = int(max(min(table.rows, LARGEST // table.width), 1))
     ids = tf.constant(different(run, rows, int(table.used) or 1))
     found: dict[int, float] = {}

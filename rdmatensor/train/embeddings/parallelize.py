@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares a Keras model that was written for one process to train in many, its tables of embeddings too."""
+"""Prepare a Keras model that was written for one process, and its tables of embeddings, to train in many."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .whole import WholeModel, owned_in
 
 
 class Parallel(WholeModel):
-    """What parallelize() puts in front of the class of a model."""
+    """The class that parallelize() puts in front of a model's."""
 
     _rdmatensor_explanation: Explanation
 
     def compile(self, optimizer: Any = "rmsprop", *more: Any, **named: Any) -> None:
-        """Does what Keras's compile does, with an optimizer that distribute() got or gets."""
+        """Compile the model, with an optimizer that distribute() got or gets."""
         optimizer = keras.optimizers.get(optimizer)
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if not hasattr(optimizer, "_rdmatensor_sync") and not hasattr(inner, "_rdmatensor_sync"):
@@ -70,27 +70,27 @@ def parallelize(
     partitions: int | None = None,
     row_wise: bool = True,
 ) -> Any:
-    """Makes a Keras model that was written for one process train in all of them. Returns it, changed.
+    """Make a Keras model that was written for one process train in all of them. Return it, changed.
 
     For each table of embeddings (keras.layers.Embedding) it chooses what becomes of gradients and rows:
     "dense" all-reduces the gradient of the whole table; "gather" sends the rows that a batch uses to all
     processes; "owners" keeps each row in one process, which the others ask for rows and send gradients to.
     The choice is the fastest one, by the share of rows that batches of `sample` use, and by what steps cost
     in this group, which is measured once and takes some seconds. Ways that are predicted to be close are
-    measured for the table, which takes some seconds more. explain() tells what was chosen, and why.
-    Gradients of all other variables are all-reduced.
+    measured for the table, which takes some seconds more. explain() tells what was chosen, and why. Gradients
+    of all other variables are all-reduced.
 
     `sample` is what fit() gets in this process: a batch of inputs, `(x, y)`, a list of such batches, or a
     dataset, of which 8 batches are read. `ways` decides instead: for all tables, or by the layer's name; a
-    sample is needed for those that it does not name. `partitions` is how many parts of a table are updated
-    at a time; by default it is measured. With `row_wise`, the optimizer updates only the rows that a step
-    uses, whatever the way: SGD, Adagrad, Adam and AdamW do so in C++. Adam and momentum then leave the other
-    rows as they are, while Keras moves them on.
+    sample is needed for those that it does not name. `partitions` is how many parts of a table are updated at
+    a time; by default it is measured. With `row_wise`, the optimizer updates only the rows that a step uses,
+    whatever the way: SGD, Adagrad, Adam and AdamW do so in C++. Adam and momentum then leave the other rows
+    as they are, while Keras moves them on.
 
     All processes call it, after init() and before compile(), which distributes the optimizer if it is not;
     rank 0's tables count. save(), save_weights() and load_weights() treat tables as a whole and are called by
-    all processes; files load where rdmatensor is not installed. Every process has to take equally many
-    steps in fit(), evaluate() and predict() if a table has owners.
+    all processes; files load where rdmatensor is not installed. Every process has to take equally many steps
+    in fit(), evaluate() and predict() if a table has owners.
 
     Raises UsageError if the model is not built, if a table cannot have owners and `ways` wants them, or if
     there is neither a sample nor a way; and what init() raises if a process is lost.
@@ -125,7 +125,7 @@ def parallelize(
 
 
 def _wishes(layers: Sequence[Any], ways: Way | Mapping[str, Way] | None) -> list[Way | None]:
-    """The way that the user wants for each layer."""
+    """Return the way that the user wants for each layer, or None."""
     if not isinstance(ways, Mapping):
         named: Mapping[str, Way | None] = {each.name: ways for each in layers}
     else:
@@ -139,7 +139,7 @@ def _wishes(layers: Sequence[Any], ways: Way | Mapping[str, Way] | None) -> list
 
 
 def _decided(model: Any, layer: Any, wish: Way | None, owners: int) -> Table | None:
-    """What is clear without a measurement."""
+    """Return the plan for a layer that is clear without a measurement, or None."""
     obstacle = why_not_by_rows(layer)
     if obstacle is not None:
         if wish not in (None, "gather"):
@@ -168,7 +168,7 @@ def _measured(
     sample: Any,
     partitions: int | None,
 ) -> tuple[list[Table], Mapping[int, float]]:
-    """The plans, with those that depend on the sample, and seconds by the number of partitions."""
+    """Return all plans, with those that depend on the sample, and seconds by the number of partitions."""
     if sample is None or not layers:
         for layer, plan in zip(layers, plans, strict=True):
             if plan is None:

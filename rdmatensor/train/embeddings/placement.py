@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows of a table live, and what becomes of their gradients."""
+"""Decide where the rows of a table live, and what becomes of their gradients."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WAYS: tuple[Way, ...] = ("dense", "gather", "owners")
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """How the processes share a table of `rows` rows of `width` numbers.
+    """The way in which processes share a table of `rows` rows of `width` numbers.
 
     "dense": each has all of it, and gradients are all-reduced as a whole. "gather": each has all of it, and
-    the rows of gradients are gathered. "owners": row r lives in process r % owners only, as its row
-    r // owners; who needs it asks, and sends its gradient there. `partitions` is how many parts of the table
-    are read and updated at a time: an owner uses partitions / owners threads. `row_wise` lets the optimizer
-    touch only the rows that a step uses.
+    the rows of gradients are gathered. "owners": row r lives in process r % owners only, as its row r //
+    owners; who needs it asks, and sends its gradient there. `partitions` is how many parts of the table are
+    read and updated at a time: an owner uses partitions / owners threads. `row_wise` lets the optimizer touch
+    only the rows that a step uses.
     """
 
     run: Session
@@ -42,26 +42,28 @@ class Placement:
 
     @property
     def owners(self) -> int:
-        """How many processes have rows, from rank 0 on."""
+        """The number of processes that have rows, from rank 0 on."""
         return min(self.partitions, self.run.size)
 
     @property
     def threads(self) -> int:
+        """The number of threads with which an owner reads and updates its rows."""
         return -(-self.partitions // self.owners)
 
     @property
     def owned(self) -> bool:
+        """Whether each row lives in one process only."""
         return self.way == "owners" and self.run.size > 1
 
     @property
     def rows_here(self) -> int:
-        """How many rows the variable of this process has. One that owns none has a row that nobody uses."""
+        """The number of rows of this process's variable. One that owns none has a row that nobody uses."""
         if not self.owned:
             return self.rows
         return max(1, len(range(self.run.rank, self.rows, self.owners)))
 
     def spread(self, whole: Array | None) -> Array:
-        """This process's rows of the table that rank 0 gives. All processes call it."""
+        """Return this process's rows of the table that rank 0 gives. All processes call it."""
         block = max(1, (16 << 20) // (4 * self.width * self.owners)) * self.owners
         found = []
         for begin in range(0, self.rows, block):
@@ -76,7 +78,10 @@ class Placement:
         return mine if len(mine) else np.zeros((1, self.width), np.float32)
 
     def whole(self, variable: Any, root: int = 0) -> Array | None:
-        """All rows at `root`, of a variable that has this process's. All processes call it."""
+        """Return all rows at `root`, of a variable that has this process's; None elsewhere.
+
+        All processes call it.
+        """
         longest = -(-self.rows // self.owners)
         block = max(1, (16 << 20) // (4 * self.width))
         mine = tf.convert_to_tensor(variable)[:longest]
@@ -114,14 +119,14 @@ _OWNED = _Owned()
 
 
 def place(variable: Any, placement: Placement) -> None:
-    """Remembers the placement of a variable of Keras or TensorFlow."""
+    """Remember the placement of a variable of Keras or TensorFlow."""
     _of_tensorflow(variable)._rdmatensor_placement = placement
     if placement.owned:
         mark(variable, Part(_OWNED, None))
 
 
 def placement_of(variable: Any) -> Placement | None:
-    """The placement of a variable of Keras or TensorFlow, if it has one."""
+    """Return the placement of a variable of Keras or TensorFlow, or None."""
     return getattr(_of_tensorflow(variable), "_rdmatensor_placement", None)
 
 
@@ -130,7 +135,7 @@ def _of_tensorflow(variable: Any) -> Any:
 
 
 def is_owned(variable: Any) -> bool:
-    """Whether the variable has only rows of a table that this process owns."""
+    """Return whether the variable has only rows of a table that this process owns."""
     placement = placement_of(variable)
     return placement is not None and placement.owned
 
@@ -154,7 +159,7 @@ def _read(variable: Any, rows: Any, dtype: Any, placement: Placement) -> Any:
 
 @operations.no_autograph
 def lookup(placement: Placement, variable: Any, ids: Any, dtype: Any) -> Any:
-    """The rows of a table with owners that `ids` (int32 or int64, of any shape) name, as `dtype`.
+    """Return the rows of a table with owners that `ids` (int32 or int64, of any shape) name, as `dtype`.
 
     All processes call it, each with its own ids, which may be none. The gradient arrives at the owners as
     rows that may repeat; those with negative numbers do not count.
@@ -199,7 +204,7 @@ def lookup(placement: Placement, variable: Any, ids: Any, dtype: Any) -> Any:
 
 
 def add_up(gradient: Any, rows: int, scale: float = 1.0) -> Any:
-    """The IndexedSlices with each row once, multiplied by `scale`."""
+    """Return the IndexedSlices with each row once, multiplied by `scale`."""
     indices, values = operations.library().rdmatensor_sum_rows(
         tf.cast(gradient.indices, tf.int32), gradient.values, rows=rows, scale=scale
     )
@@ -215,9 +220,9 @@ def reduce(
     others: Callable[[list[Any]], list[Any]],
     keep_rows: bool = False,
 ) -> list[Any]:
-    """The mean of each gradient over all processes, by the placement of its variable.
+    """Return the mean of each gradient over all processes, by the placement of its variable.
 
-    `others` takes the gradients without those of owned rows, which are None, and has their means. With
+    `others` takes the gradients without those of owned rows, which are None, and returns their means. With
     `keep_rows`, gradients that travel as a whole become those of the rows that any process used.
     """
     left, own, used = list(gradients), {}, {}
@@ -248,6 +253,6 @@ def reduce(
 
 
 def _flags(rows: Any, count: int) -> Any:
-    """Which of the rows are named, as zeros and ones."""
+    """Return which of the rows are named, as zeros and ones."""
     ones = tf.ones_like(rows, tf.uint8)
     return tf.tensor_scatter_nd_max(tf.zeros([count], tf.uint8), rows[:, tf.newaxis], ones)

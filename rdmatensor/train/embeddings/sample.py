@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user's data asks of tables: how many rows a batch looks up, and how many of them differ."""
+"""Count what the user's data asks of tables: how many rows a batch looks up, and how many of them differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCHES = 8
 
 
 class Use(NamedTuple):
-    """What a batch of one process asks of a table, as a mean over the sample."""
+    """The demand of one process's batch on a table, as a mean over the sample."""
 
     ids: float
     rows: float
@@ -31,7 +31,7 @@ class Use(NamedTuple):
 
 
 class _Watched:
-    """What is put in front of the class of an Embedding while the sample is read."""
+    """The class that lies in front of an Embedding's while the sample is read."""
 
     _rdmatensor_seen: list[Array]
 
@@ -41,10 +41,11 @@ class _Watched:
 
 
 def uses(run: Session, model: Any, layers: Sequence[Any], sample: Any) -> list[Use]:
-    """How the batches of `sample` use the tables of the layers: the mean over all processes.
+    """Return how the batches of `sample` use the tables of the layers: the mean over all processes.
 
-    All processes call it, each with batches as it gets them in fit(): one of arrays, as `x` or `(x, y)`, or
-    a dataset or list of batches. Calls the model without training it. UsageError if there is no batch.
+    All processes call it, each with batches as it gets them in fit(): one of arrays, as `x` or `(x, y)`, or a
+    dataset or list of batches. It calls the model without training it. Raises UsageError if there is no
+    batch.
     """
     found = []
     for layer in layers:
@@ -76,7 +77,7 @@ def _use(run: Session, seen: Sequence[Array]) -> Use:
 
 
 def batches(sample: Any) -> Iterator[Any]:
-    """The inputs of each batch of a sample."""
+    """Yield the inputs of each batch of a sample."""
     is_batches = isinstance(sample, tf.data.Dataset | keras.utils.PyDataset | Iterator) or (
         isinstance(sample, list) and all(isinstance(each, tuple) for each in sample)
     )

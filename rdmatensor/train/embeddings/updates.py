@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a Keras optimizer update rows of tables, and keep the state of owned rows with them."""
+"""Let a Keras optimizer update rows of tables, and keep the state of owned rows with them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from .placement import Placement, is_owned, place, placement_of, reduce
 
 
 class RowWise:
-    """What `update_by_rows` puts in front of the class of an optimizer, distributed or not."""
+    """The class that `update_by_rows` puts in front of an optimizer's, distributed or not."""
 
     _rdmatensor_variables: Sequence[Any] = ()
 
     def add_variable_from_reference(self, reference_variable: Any, *more: Any, **named: Any) -> Any:
+        """Place a variable of the optimizer like the table that it belongs to."""
         variable = super().add_variable_from_reference(  # type: ignore[misc]
             reference_variable, *more, **named
         )
@@ -31,6 +32,7 @@ class RowWise:
         return variable
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        """Apply gradients, reduced by the placements of their variables."""
         optimizer: Any = self
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -65,6 +67,7 @@ class RowWise:
         return clipped(optimizer, list(grads), self._rdmatensor_variables)
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
+        """Return whether all gradients are finite, also the rows of other owners."""
         run = current()
         values = [_values(each) for each in grads if each is not None]
         finite = super().check_finite(values)  # type: ignore[misc]
@@ -75,6 +78,7 @@ class RowWise:
         return tf.cast(flag, tf.bool)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        """Update rows in C++ if there is a rule for it; else do as Keras does."""
         placement = placement_of(variable)
         rule = None
         if isinstance(gradient, tf.IndexedSlices) and placement is not None and placement.row_wise:
@@ -84,11 +88,13 @@ class RowWise:
         return update_rows(rule, placement, variable, gradient, learning_rate)
 
     def save_own_variables(self, store: Any) -> None:
+        """Save the whole state, inside `whole`."""
         optimizer: Any = self
         for number, variable in enumerate(optimizer.variables):
             store[str(number)] = whole.to_save(variable)
 
     def load_own_variables(self, store: Any) -> None:
+        """Load a whole state, of which each process gets its rows."""
         optimizer: Any = self
         if len(store.keys()) != len(optimizer.variables):
             super().load_own_variables(store)  # type: ignore[misc]  # it warns
@@ -98,7 +104,7 @@ class RowWise:
 
 
 def update_by_rows(optimizer: Any) -> None:
-    """Makes an optimizer, and the one inside it if it scales the loss, keep to the placements of tables."""
+    """Let an optimizer, and the one inside it if it scales the loss, keep to the placements of tables."""
     inner = getattr(optimizer, "inner_optimizer", None)
     for each in (optimizer, inner):
         if each is not None:
@@ -106,7 +112,7 @@ def update_by_rows(optimizer: Any) -> None:
 
 
 class Rule(NamedTuple):
-    """A rule that the kernel knows, the slots of a variable, and the rates by the learning rate."""
+    """A rule of updates that the kernel knows, a variable's slots, and the rates by the learning rate."""
 
     name: str
     slots: Sequence[Any]
@@ -121,7 +127,7 @@ def _kind_of(optimizer: Any) -> type | None:
 
 
 def moves_all_rows(optimizer: Any) -> bool:
-    """Whether this optimizer changes rows whose gradients are zero, unless it updates by rows."""
+    """Return whether this optimizer changes rows whose gradients are zero, unless it updates by rows."""
     kind = _kind_of(optimizer)
     if kind is keras.optimizers.SGD:
         return bool(optimizer.momentum != 0)
@@ -129,7 +135,7 @@ def moves_all_rows(optimizer: Any) -> bool:
 
 
 def rule_of(optimizer: Any, variable: Any) -> Rule | None:
-    """How this optimizer would update rows, if the kernel knows how."""
+    """Return how this optimizer would update rows; None if the kernel does not know how."""
     kind = _kind_of(optimizer)
     if kind is None:
         return None
@@ -164,7 +170,7 @@ _KNOWN = (
 
 
 def update_rows(rule: Rule, placement: Placement, variable: Any, gradient: Any, rate: Any) -> Any:
-    """Updates the rows of a variable that the gradient (IndexedSlices) names, and their slots."""
+    """Update the rows of a variable that the gradient (IndexedSlices) names, and their slots."""
     rates = rule.rates(tf.cast(rate, tf.float32))
     return operations.library().rdmatensor_update_rows(
         _handle(variable),
@@ -182,7 +188,7 @@ def _handle(variable: Any) -> Any:
 
 
 def clipped(optimizer: Any, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-    """Gradients clipped as the whole model's are. Keras would take rows that it sees for the whole."""
+    """Clip gradients as the whole model's are. Keras would take the rows that it sees for the whole."""
     limit = optimizer.clipnorm or optimizer.global_clipnorm
     if not limit:
         value = optimizer.clipvalue

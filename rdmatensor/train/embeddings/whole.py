@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings tables together when a model is saved, and takes them apart when it is loaded."""
+"""Bring tables together when a model is saved, and take them apart when it is loaded."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _read: dict[int, Any] | None = None
 
 
 def owned_in(model: Any) -> list[Any]:
-    """The variables of a model and its optimizer that have only rows of this process."""
+    """Return the variables of a model and its optimizer that have only rows of this process."""
     return [each for each in variables_of(model) if is_owned(each)]
 
 
 @contextlib.contextmanager
 def whole(model: Any) -> Iterator[bool]:
-    """While it lasts, rank 0 can save the model with whole tables. True: this process brought them.
+    """Let rank 0 save the model with whole tables, within the block. Yield whether this process brought them.
 
     All processes enter it together, unless the tables are there already.
     """
@@ -48,7 +48,7 @@ def whole(model: Any) -> Iterator[bool]:
 
 
 def to_save(variable: Any) -> Any:
-    """What a file gets of a variable. UsageError if its rows are elsewhere."""
+    """Return what a file gets of a variable. Raises UsageError if its rows are elsewhere."""
     if not is_owned(variable):
         return variable.numpy()
     if id(variable) not in _brought:
@@ -60,7 +60,7 @@ def to_save(variable: Any) -> Any:
 
 
 def assign(variable: Any, value: Any) -> None:
-    """Sets a variable to what a file has. A table is kept until all processes have their rows."""
+    """Set a variable to what a file has. A table is kept until all processes have their rows."""
     placement = placement_of(variable)
     if placement is None or not placement.owned:
         variable.assign(value)
@@ -74,7 +74,7 @@ def assign(variable: Any, value: Any) -> None:
 
 
 class WholeModel:
-    """What parallelize() puts in front of the class of a model: files have whole tables.
+    """The class of a model whose files have whole tables.
 
     All processes call its methods. Rank 0 writes; it reads for all if a table has owners.
     """
@@ -82,15 +82,15 @@ class WholeModel:
     _rdmatensor_run: Session
 
     def save(self, *more: Any, **named: Any) -> None:
-        """Does what Keras's save does."""
+        """Save the whole model, in rank 0."""
         self._rdmatensor_write(super().save, *more, **named)  # type: ignore[misc]
 
     def save_weights(self, *more: Any, **named: Any) -> None:
-        """Does what Keras's save_weights does."""
+        """Save the weights and the optimizer's state, in rank 0."""
         self._rdmatensor_write(super().save_weights, *more, **named)  # type: ignore[misc]
 
     def export(self, *more: Any, **named: Any) -> None:
-        """Does what Keras's export does. UsageError if a table has owners."""
+        """Export the model. Raises UsageError if a table has owners."""
         if owned_in(self):
             raise UsageError(
                 "a process has some rows of this model's tables only: save() it, load that file, and "
@@ -99,7 +99,7 @@ class WholeModel:
         super().export(*more, **named)  # type: ignore[misc]
 
     def load_weights(self, filepath: Any, *more: Any, **named: Any) -> None:
-        """Does what Keras's load_weights does, with the file that rank 0 sees."""
+        """Load weights from the file that rank 0 sees, if a table has owners."""
         global _read
         model: Any = self
         run = self._rdmatensor_run

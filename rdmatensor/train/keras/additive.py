@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells whether a metric only adds to its states, so that the states of several processes can be added."""
+"""Tell whether a metric only adds to its states, so that the states of several processes can be added."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADDED = "_rdmatensor_added"
 
 
 class _Watched:
-    """What is put in front of the class of a metric until it is updated for the first time."""
+    """The class that lies in front of a metric's until it is updated for the first time."""
 
     def update_state(self, *arguments: Any, **named: Any) -> Any:
         update = super().update_state  # type: ignore[misc]
@@ -31,13 +31,13 @@ class _Watched:
 
 
 def watch_metric(metric: Any) -> None:
-    """Looks at the next update of a metric of the user's own class, if none was looked at so far."""
+    """Look at the next update of a metric of the user's own class, if none was looked at so far."""
     if not _is_keras(metric) and not hasattr(metric, _ADDED):
         mixin.add(metric, _Watched)
 
 
 def added_by(metric: Any) -> frozenset[int] | None:
-    """The numbers of the metric's variables that are sums over examples, or None if some states are not.
+    """Return the numbers of the metric's variables that are sums over examples; None if some states are not.
 
     Keras's own metrics keep sums and counts only. Others were looked at while they were traced.
     """
@@ -74,7 +74,7 @@ def _variables_added(
 
 
 class _Writes:
-    """What a method of a metric does to the metric's variables. It is traced, and not run."""
+    """The writes of a metric's method to the metric's variables. The method is traced, and not run."""
 
     def __init__(self, metric: Any, method: Callable[..., Any], specs: list[Any]) -> None:
         with tf.init_scope():
@@ -112,7 +112,7 @@ class _Writes:
         return writes
 
     def _depends(self, tensor: Any) -> bool:
-        """Whether a value depends on one of the variables."""
+        """Return whether a value depends on one of the variables."""
         waiting, seen = [tensor.op], set()
         while waiting:
             operation = waiting.pop()
@@ -137,7 +137,7 @@ def _reads(operation: Any, handle: Any) -> bool:
 
 
 def _terms(tensor: Any) -> list[Any]:
-    """What a value is the sum of."""
+    """Return the values whose sum a value is."""
     operation = tensor.op
     if operation.type in ("Identity", "Cast", "StopGradient"):
         return _terms(operation.inputs[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what layers have beside their weights, and what changes what they compute, in all processes.
+"""Compare, in all processes, what layers have beside their weights that changes what they compute.
 
 Numbers of Keras's own layers are in their config. A layer of the user's has them in attributes, too, or in
 what its functions refer to.
@@ -33,7 +33,7 @@ _ADAPTED = "adapted "
 
 
 class _Fact(NamedTuple):
-    """One thing that a layer has: what errors show, a checksum, and the numbers, if they are few."""
+    """A thing that a layer has: what errors show, a checksum, and the numbers, if they are few."""
 
     shown: str
     checksum: int
@@ -41,7 +41,7 @@ class _Fact(NamedTuple):
 
 
 def compare(run: Session, model: Any) -> None:
-    """Raises UsageError in every process if a layer is not the same in all of them. All call it.
+    """Raise UsageError in every process if a layer is not the same in all of them. All call it.
 
     Normalization layers that only rank 0 has adapted are no difference: they follow their variables.
     """
@@ -67,7 +67,7 @@ def compare(run: Session, model: Any) -> None:
 
 
 def follow_variables(model: Any) -> None:
-    """Lets layers that keep constants beside their variables take them from these, which were broadcast."""
+    """Let layers that keep constants beside their variables take them from these, which were broadcast."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()
@@ -144,7 +144,7 @@ def _config_of(layer: Any) -> Any:
 
 
 def _facts_of_graph(model: Any) -> Iterator[tuple[str, _Fact]]:
-    """The constants between the layers of a functional model."""
+    """Yield the constants between the layers of a functional model."""
     for number, operation in enumerate(model.operations):
         what = f"operation {number}, {type(operation).__name__}"
         if not isinstance(operation, keras.Layer):
@@ -157,12 +157,12 @@ def _facts_of_graph(model: Any) -> Iterator[tuple[str, _Fact]]:
 
 @cache
 def _names_of_keras() -> frozenset[str]:
-    """Attributes that every layer and every model has."""
+    """Return the attributes that every layer and every model has."""
     return frozenset([*vars(keras.Layer()), *vars(keras.Model())])
 
 
 def _facts(what: str, value: Any, numbers: bool, depth: int = 4) -> Iterator[tuple[str, _Fact]]:
-    """What is in a value: arrays and tables, and `numbers`, too, if wanted."""
+    """Yield what is in a value: arrays and tables, and single numbers and texts if `numbers`."""
     if isinstance(value, (bool, int, float, complex, np.generic)) or value is None:
         if numbers and "rank" not in what.lower() and value is not None:
             many = [float(value)] if isinstance(value, (float, np.floating)) else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder in which callbacks(backup=...) keeps a training, and what each process has for itself."""
+"""Keep a training in the folder of callbacks(backup=...): the model, and what each process has for itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REFUSED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 
 
 class Kept(NamedTuple):
-    """What the folder has: how far training was, and of how many processes."""
+    """The content of a folder: how far training was, and of how many processes."""
 
     fit: int = 0
     """Which call of fit() for the model in a program this was, from 0."""
@@ -46,7 +46,7 @@ class Kept(NamedTuple):
 
 
 def in_parts(model: Any) -> bool:
-    """Whether processes have parts of the model, so that all of them load and save it."""
+    """Return whether processes have parts of the model, so that all of them load and save it."""
     return any(map(part_of, model.variables))
 
 
@@ -55,7 +55,9 @@ def _weights_of(number: int) -> str:
 
 
 class Backup:
-    """One folder. Rank 0 keeps the model in it; each process a file of its own, if it differs from others.
+    """A folder of backups.
+
+    Rank 0 keeps the model in it; each process a file of its own, if it differs from others.
 
     Processes on several hosts may have a folder each. Methods raise UsageError if a file is not theirs.
     """
@@ -72,7 +74,7 @@ class Backup:
         """What an earlier fit() of this program did with the folder, if it trained another model."""
 
     def begin(self) -> None:
-        """Counts this call of fit(): after a break, a program calls it as often as before."""
+        """Count this call of fit(): after a break, a program calls it as often as before."""
         folders, name = self._run.folders, str(self._folder.resolve())
         model, count = folders.get(name, (lambda: None, 0))
         if model() is self._model:
@@ -82,9 +84,9 @@ class Backup:
         folders[name] = weakref.ref(self._model), self._fit + 1
 
     def restore(self) -> Kept:
-        """Loads the model, in rank 0, which the others get from it. All processes call it.
+        """Load the model in rank 0, from which the others get it. All processes call it.
 
-        Returns what was kept of this call of fit(), or of a later one.
+        Return what was kept of this call of fit(), or of a later one.
         """
         found = self._read() if self._run.rank == 0 else {}
         state = self._shared(found)
@@ -111,7 +113,7 @@ class Backup:
             return {"wrong": str(error)}
 
     def _shared(self, found: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What rank 0 has read, in all processes."""
+        """Return, in all processes, what rank 0 has read."""
         if self._run.size > 1:
             text = np.frombuffer(json.dumps(found).encode(), np.uint8)
             count = np.array([text.size], np.int64)
@@ -135,7 +137,10 @@ class Backup:
             ) from error
 
     def remaining(self, kept: Kept, epochs: int) -> Kept:
-        """Where this call of fit() begins. UsageError if the folder has another model of this program."""
+        """Return where this call of fit() begins.
+
+        Raises UsageError if the folder has another model's training.
+        """
         if kept.fit > self._fit:
             kept = kept._replace(epoch=epochs, batch=0)
         if kept.processes != self._run.size:  # as many rows, if batches are as large
@@ -159,8 +164,10 @@ class Backup:
         return kept
 
     def save(self, epoch: int, batch: int = 0) -> None:
-        """Keeps the model, in rank 0, after all have called save_own(). All of them call it, too, because
-        strips and tables are brought together."""
+        """Keep the model, in rank 0, after all processes have called save_own().
+
+        All of them call it, because strips and tables are brought together.
+        """
         if self._run.rank != 0 and not in_parts(self._model):
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +189,7 @@ class Backup:
                 old.unlink()
 
     def _built(self) -> dict[int, list[int]]:
-        """Of the optimizers that have begun, by number: the model's variables that they update."""
+        """Return, for each optimizer that has begun, by number, the model's variables that it updates."""
         places = {id(each): i for i, each in enumerate(self._model.variables)}
         return {
             number: [places[id(each)] for each in optimizer._trainable_variables]
@@ -191,7 +198,7 @@ class Backup:
         }
 
     def _build(self, built: Mapping[str, Sequence[int]]) -> None:
-        """Lets optimizers have variables that can be loaded."""
+        """Let optimizers have variables that can be loaded."""
         variables = self._model.variables
         for number, places in built.items():
             if int(number) < len(self._optimizers) and max(places, default=0) < len(variables):
@@ -216,7 +223,7 @@ class Backup:
 
     @property
     def _variables(self) -> list[Any]:
-        """Those that differ between processes whose models do: parameters, and the optimizers' state."""
+        """The variables that differ where models do: parameters, and the state of optimizers."""
         if not any(each.sync.apart or not each.sync.waits for each in self._states):
             return []
         state = [each for optimizer in self._optimizers for each in optimizer.variables]
@@ -229,7 +236,7 @@ class Backup:
         return max(self._folder.glob(f"rank_{rank}.kept_*.npz"), key=_number_in, default=None)
 
     def _of_layers(self) -> dict[str, Any]:
-        """What layers and metrics gather inside an epoch, in each process for itself."""
+        """Return, by name, what layers and metrics gather inside an epoch in each process for itself."""
         found = {f"layers {i}": each for i, each in enumerate(self._model.non_trainable_variables)}
         for metric in self._model.metrics:
             of_one = {f"metrics {metric.name} {i}": v for i, v in enumerate(metric.variables)}
@@ -237,8 +244,10 @@ class Backup:
         return {name: each for name, each in found.items() if tf.as_dtype(each.dtype) != tf.string}
 
     def save_own(self, batch: int = 0, metrics: bool = True) -> None:
-        """Keeps the synchronizers' state and what differs, after so many batches of an epoch. What was kept
-        before stays until the next call, for the case that not all processes come so far."""
+        """Keep the synchronizers' state and what differs, after so many batches of an epoch.
+
+        What was kept before stays until the next call, for the case that not all processes come so far.
+        """
         self._kept = self._kept._replace(number=self._kept.number + 1)
         kept = {
             f"optimizer {i} {name}": value
@@ -267,9 +276,10 @@ class Backup:
                 old.unlink()
 
     def restore_own(self, kept: Kept) -> None:
-        """Takes what this process kept; if there was another number of processes, what all of them did.
+        """Take what this process kept; if there was another number of processes, what all of them did.
 
-        Strips of another number of processes fit nobody: then the model is what rank 0's group kept.
+        Strips of another number of processes fit nobody: then the model is what rank 0's group kept. Raises
+        UsageError if a file is missing.
         """
         run = self._run
         for each in self._optimizers:
@@ -307,7 +317,7 @@ class Backup:
             self._metrics = values[0]
 
     def restore_metrics(self) -> None:
-        """Lets metrics go on inside an epoch, as far as they exist before its first step."""
+        """Let metrics go on inside an epoch, as far as they exist before its first step."""
         for name, variable in self._of_layers().items():
             if name.startswith("metrics") and name in self._metrics:
                 variable.assign(self._metrics[name])
@@ -320,7 +330,7 @@ class Backup:
 
 
 def skip(model: Any, batches: int, saw: Callable[[Any], None]) -> None:
-    """Lets the next steps of fit() take so many batches without training on them. Tells `saw` of each."""
+    """Let the next steps of fit() take so many batches without training on them. Tell `saw` of each."""
     train, left = model.train_function, batches
 
     def without_training(iterator: Any) -> Any:
@@ -348,7 +358,7 @@ def _number_in(file: Path) -> int:
 
 
 def write(file: Path, values: Mapping[str, Array]) -> None:
-    """Writes arrays by name, at once or not at all. Waits for the disk."""
+    """Write arrays by name, at once or not at all, and wait for the disk."""
     written = file.with_name(file.name + ".new")
     with written.open("wb") as stream:
         np.savez(stream, **dict(values))  # type: ignore[arg-type]
@@ -356,7 +366,7 @@ def write(file: Path, values: Mapping[str, Array]) -> None:
 
 
 def read(file: Path) -> dict[str, Array]:
-    """Reads what `write` wrote. UsageError if the file is something else."""
+    """Read what `write` wrote. Raises UsageError if the file is something else."""
     try:
         with np.load(file) as kept:
             return {name: kept[name] for name in kept.files}
@@ -365,7 +375,7 @@ def read(file: Path) -> dict[str, Array]:
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has the content of a file, or the names in a folder."""
+    """Wait until the disk has the content of a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -377,7 +387,7 @@ def sync(path: Path) -> None:
 
 
 def put(written: Path, file: Path) -> None:
-    """Gives `file` the content of `written`, at once. The disk has it then, and all names in the folder."""
+    """Give `file` the content of `written`, at once. The disk has it then, and all names in the folder."""
     sync(written)
     sync(file.parent)  # the names of what the new file speaks of
     written.replace(file)
@@ -385,7 +395,7 @@ def put(written: Path, file: Path) -> None:
 
 
 def _mean_of(kept: Sequence[Mapping[str, Array]], count: int) -> dict[str, Array]:
-    """The means of the first `count` variables that processes kept, by number."""
+    """Return the means of the first `count` variables that processes kept, by number."""
     means = {}
     for number in range(count):
         values = [each[f"variable {number}"] for each in kept]

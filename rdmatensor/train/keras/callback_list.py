@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list that Keras calls callbacks in, the files that these write, and the weights that they swap."""
+"""Look at the list that Keras calls callbacks in: its order, the files they write, the weights they swap."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..run.session import Session
 
 
 def list_of(callback: Any) -> Any:
-    """Keras's list that the callback is in, which is setting up its callbacks now; None if there is none.
+    """Return Keras's list that the callback is in, while it sets up its callbacks; None if there is none.
 
     Keras tells callbacks of their model and not of their list, whose order decides what comes last.
     """
@@ -34,7 +34,7 @@ def list_of(callback: Any) -> Any:
 
 
 def files_of(callbacks: Iterable[Any]) -> list[str]:
-    """The paths of files that callbacks of Keras write."""
+    """Return the paths of files that callbacks of Keras write."""
     paths = [
         each.filepath if isinstance(each, keras.callbacks.ModelCheckpoint) else each.filename
         for each in callbacks
@@ -44,7 +44,7 @@ def files_of(callbacks: Iterable[Any]) -> list[str]:
 
 
 def refuse_common(run: Session, files: list[str], most: int) -> None:
-    """Raises UsageError if several processes would write one file. `most` is the largest number of files."""
+    """Raise UsageError if several processes would write one file. `most` is the largest number of files."""
     if most == 0:
         return
     marks = [crc32(each.encode()) for each in files]
@@ -62,13 +62,16 @@ def refuse_common(run: Session, files: list[str], most: int) -> None:
 
 
 def swap_whole(callback: Any) -> None:
-    """Makes the callback, if it is a SwapEMAWeights, act on whole weights where averages are in strips."""
+    """Let SwapEMAWeights act on whole weights where averages are in strips.
+
+    Other callbacks stay as they are.
+    """
     if isinstance(callback, keras.callbacks.SwapEMAWeights):
         mixin.add(callback, _WholeSwap)
 
 
 class _WholeSwap:
-    """What is put in front of SwapEMAWeights, which swaps what the optimizer updates: strips."""
+    """The class that lies in front of SwapEMAWeights, which would swap what the optimizer updates: strips."""
 
     model: Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The call that makes an optimizer train one model in all processes."""
+"""Make an optimizer train one model in all processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SERVES = "_rdmatensor_serves"
 
 
 def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
-    """Makes a Keras optimizer train one model in all processes, as `sync` says. Returns it.
+    """Make a Keras optimizer train one model in all processes, as `sync` says. Return it.
 
     By default (AllReduce) it applies the mean of the gradients of all processes.
 

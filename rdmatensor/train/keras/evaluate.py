@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates a model, and predicts with it, on data of which each process takes a part."""
+"""Evaluate a model, and predict with it, on data of which each process takes a part."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def evaluate(
     return_dict: bool = False,
     **more: Any,
 ) -> Any:
-    """What `model.evaluate` returns for all of the data, of which each process evaluates every size-th batch.
+    """Evaluate a model on all of the data, of which each process takes every size-th batch.
 
-    All processes call it, with the same data in the same order, and get the same numbers: those of one
-    process, because each row counts once and the states of metrics are added up. A metric of your own whose
-    states cannot be added becomes the mean over the processes, with a warning. `x`, `y` and `sample_weight`
-    are as for `model.evaluate`: arrays, a tf.data.Dataset of batches or a keras.utils.PyDataset; `more` goes
-    there, too. Models keep the states of this process's own part.
+    All processes call it, with the same data in the same order, and get the same numbers, in the form of
+    `model.evaluate`: those of one process, because each row counts once and the states of metrics are added
+    up. A metric of your own whose states cannot be added becomes the mean over the processes, with a warning.
+    `x`, `y` and `sample_weight` are as for `model.evaluate`: arrays, a tf.data.Dataset of batches or a
+    keras.utils.PyDataset; `more` goes there, too. Models keep the states of this process's own part.
 
     Raises UsageError for other data, such as generators, and if the processes' data or its order differs.
     """
@@ -70,10 +70,11 @@ def evaluate(
 
 
 def predict(model: Any, x: Any, *, batch_size: int | None = None) -> Any:
-    """What `model.predict` returns for all of the data, of which each process predicts every size-th batch.
+    """Predict for all of the data, of which each process takes every size-th batch.
 
-    All processes call it, with the same data in the same order, and get all results, in the order of the
-    data. `x` is as for `evaluate`; of the elements of a dataset, the first part is taken, as Keras does.
+    All processes call it, with the same data in the same order, and get what `model.predict` returns for all
+    of it, in the order of the data. `x` is as for `evaluate`; of the elements of a dataset, the first part is
+    taken, as Keras does.
 
     Raises UsageError as `evaluate` does.
     """
@@ -96,7 +97,7 @@ def predict(model: Any, x: Any, *, batch_size: int | None = None) -> Any:
 
 
 def _part(run: Session, data: tuple[Any, Any, Any], size: int) -> tuple[tuple[Any, Any, Any], bool]:
-    """This process's batches of x, y and weights, and whether there are any; else the first of all."""
+    """Return this process's batches of x, y and weights, and whether there are any; else the first of all."""
     x = data[0]
     if isinstance(x, tf.data.Dataset):
         agree(run, x)
@@ -126,7 +127,7 @@ def _part(run: Session, data: tuple[Any, Any, Any], size: int) -> tuple[tuple[An
 
 
 def _outputs(model: Any, x: Any, size: int) -> Iterator[Any]:
-    """The model's outputs for each batch."""
+    """Yield the model's outputs for each batch."""
     if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
         batches = x if isinstance(x, tf.data.Dataset) else (x[i] for i in range(len(x)))
         for each in batches:
@@ -139,7 +140,7 @@ def _outputs(model: Any, x: Any, size: int) -> Iterator[Any]:
 
 
 def _exchanged(run: Session, batches: list[list[Any]], leaves: int) -> list[list[list[Any]]]:
-    """The batches of all processes, of so many arrays each. Types that are not numpy's own come as bytes."""
+    """Return the batches of all processes, of so many arrays each. Types that numpy lacks come as bytes."""
     file = io.BytesIO()
     np.savez(file, *[leaf for batch in batches for leaf in batch])
     mine = np.frombuffer(file.getvalue(), np.uint8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the trees of rdmatensor.train.init(topology=...) up to date while a model trains."""
+"""Keep the trees of rdmatensor.train.init(topology=...) up to date while a model trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOMENT, _ALL = 0.1, 10.0
 
 
 class Links(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times the trees after each epoch, and packs them anew if a link has slowed down. In every process."""
+    """Callback, in every process, that times the trees after each epoch, and packs new ones where needed."""
 
     def __init__(self, run: Session) -> None:
         super().__init__()
@@ -27,6 +27,7 @@ class Links(keras.callbacks.Callback):  # type: ignore[misc]
         self._watch: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to watch the links. Raises UsageError if processes do not wait for each other."""
         from ...topology.watch import Watch  # needs SciPy
 
         run = self._run
@@ -42,6 +43,7 @@ class Links(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Time the trees, and share new ones if a link has slowed down."""
         if self._watch is None or not self._watch.check():
             return
         from ...topology.agree import share

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges what the metrics of a Keras model have counted in several processes."""
+"""Merge what the metrics of a Keras model have counted in several processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Array = npt.NDArray[Any]
 
 
 class Counted(NamedTuple):
-    """What metrics have counted in this process since they were reset, and what they make of it."""
+    """The counts of metrics in this process since they were reset, and what they make of them."""
 
     states: list[tuple[Any, _Array]]
     """The variables of the metrics, and their values."""
@@ -31,7 +31,7 @@ class Counted(NamedTuple):
 
 
 def watch(model: Any) -> None:
-    """Finds out how metrics of the user's own classes change their states. Call it before the first step."""
+    """Find out how metrics of the user's own classes change their states. Call it before the first step."""
     given = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
     weighted = getattr(getattr(model, "_compile_metrics", None), "_user_weighted_metrics", None)
     for each in [*tf.nest.flatten([given, weighted]), *metrics_of(model)]:
@@ -40,7 +40,7 @@ def watch(model: Any) -> None:
 
 
 def counted(model: Any) -> Counted:
-    """What the metrics have counted so far, as a copy: they may be reset afterwards."""
+    """Return what the metrics have counted so far, as a copy: they may be reset afterwards."""
     unique = {id(each): each for metric in metrics_of(model) for each in metric.variables}
     return Counted([(each, _value(each)) for each in unique.values()], _results(model))
 
@@ -48,7 +48,7 @@ def counted(model: Any) -> Counted:
 def merged(
     run: Session, model: Any, logs: Mapping[str, Any], parts: Mapping[str, Counted]
 ) -> dict[str, Any]:
-    """The logs of one process that has counted what all have counted. All processes call it.
+    """Return the logs of a process that had counted what all have counted. All processes call it.
 
     `parts` has what was counted, by the start of the names of its logs: {"": of training, "val_": of
     validation}. The states of metrics are added up, and results computed from the sums. A log is the result
@@ -87,7 +87,7 @@ def merged(
 
 
 def metrics_of(model: Any) -> Iterator[Any]:
-    """All metrics of a model, those in others too."""
+    """Yield all metrics of a model, those in others too."""
     waiting = [*model.metrics, *getattr(model, "_metrics", [])]
     seen: set[int] = set()
     while waiting:
@@ -105,7 +105,7 @@ def _value(variable: Any) -> _Array:
 
 
 def _results(model: Any) -> dict[str, Any]:
-    """What the metrics say, also those that the model does not list."""
+    """Return what the metrics say, also those that the model does not list."""
     listed = {id(each) for each in model.metrics}
     others = [each for each in getattr(model, "_metrics", []) if id(each) not in listed]
     found = {each.name: each.result() for each in others} | model.get_metrics_result()
@@ -120,7 +120,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _not_added(model: Any) -> set[int]:
-    """The ids of the variables of the metrics that are no sums over examples."""
+    """Return the ids of the metrics' variables that are no sums over examples."""
     found: set[int] = set()
     for metric in metrics_of(model):
         added = added_by(metric)
@@ -139,7 +139,7 @@ def _not_added(model: Any) -> set[int]:
 
 
 def _sum(run: Session, values: list[_Array], detail: str) -> list[_Array]:
-    """The sums over all processes, in one operation."""
+    """Return the sums over all processes, in one operation."""
     flat = np.concatenate([np.ravel(each).astype(np.float64) for each in values])
     total = operations.all_reduce(run, tf.constant(flat), "sum", detail).numpy()
     ends = np.cumsum([each.size for each in values])[:-1]
@@ -159,7 +159,7 @@ def _columns(parts: Mapping[str, Counted]) -> list[tuple[str, str, Any]]:
 def _which_are_equal(
     names: list[str], logs: Mapping[str, Any], parts: Mapping[str, Counted]
 ) -> _Array:
-    """Which log has which metric's value, in this process."""
+    """Return which log has which metric's value, in this process."""
     columns = _columns(parts)
     found = np.zeros([len(names), len(columns)])
     for row, name in enumerate(names):
@@ -171,7 +171,7 @@ def _which_are_equal(
 
 
 def _in_order(name: str, parts: Mapping[str, Counted]) -> list[int]:
-    """Whose value a log is likely to have: first the metric of this name, then others of this start."""
+    """Return the columns whose value a log may have: first the metric of its name, then others alike."""
     start = max((each for each in parts if name.startswith(each)), key=len, default="")
     columns = _columns(parts)
     order = [i for i, each in enumerate(columns) if each[0] == start]
@@ -181,7 +181,7 @@ def _in_order(name: str, parts: Mapping[str, Counted]) -> list[int]:
 def _results_of(
     model: Any, fixed: set[int], totals: Iterator[_Array], part: Counted
 ) -> list[_Array]:
-    """What the metrics make of these sums."""
+    """Return what the metrics make of these sums."""
     before = [(variable, _value(variable)) for variable, _ in part.states]
     try:
         for variable, value in part.states:
@@ -198,7 +198,7 @@ def _results_of(
 
 
 class Logs(keras.callbacks.Callback):  # type: ignore[misc]
-    """Merges the metrics of training and validation once an epoch, in one operation."""
+    """Callback that merges the metrics of training and validation, once an epoch and in one operation."""
 
     def __init__(self, run: Session) -> None:
         super().__init__()
@@ -207,6 +207,7 @@ class Logs(keras.callbacks.Callback):  # type: ignore[misc]
         self._counted: dict[str, Counted] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Forget what an earlier fit has counted."""
         self._in_fit = True
         until_fit_ends(self.model, self._end_fit)
         self._counted.clear()
@@ -216,12 +217,15 @@ class Logs(keras.callbacks.Callback):  # type: ignore[misc]
         self._in_fit = False
 
     def on_test_begin(self, logs: Any = None) -> None:
+        """Keep what training has counted: Keras resets the metrics now."""
         self._keep("")  # Keras resets the metrics now
 
     def on_test_end(self, logs: Any = None) -> None:
+        """Keep what validation has counted."""
         self._keep("val_")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put the merged metrics into the logs."""
         if not self._counted:
             self._keep("")
         if logs and self._counted:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds all optimizers of a model: a GAN has two, and one may be made of several."""
+"""Find all optimizers of a model: a GAN has two, and one may be made of several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..backend.tensorflow.optimizer import (
 
 
 def distributed(model: Any) -> list[Any]:
-    """The optimizers of a model that distribute() was called for, in an order that all processes share.
+    """Return the optimizers of a model that distribute() was called for, in the same order in all processes.
 
     They are `model.optimizer` and what attributes of the model and its layers have, also in lists and
     dictionaries, and inside others. One around a distributed one takes its place.
@@ -32,13 +32,13 @@ def distributed(model: Any) -> list[Any]:
 
 
 def leaves(model: Any) -> list[Any]:
-    """The optimizers that have a learning rate: those that are distributed, or else the model's."""
+    """Return the optimizers that have a learning rate: those that are distributed, or else the model's."""
     found = distributed(model) or [getattr(model, "optimizer", None)]
     return [leaf for each in found if each is not None for leaf in leaves_of(each)]
 
 
 def averages(optimizer: Any) -> list[Any]:
-    """The moving averages of parameters that an optimizer keeps."""
+    """Return the moving averages of parameters that an optimizer keeps."""
     kept: list[Any] = []
     for each in leaves_of(optimizer):
         if each.built and each.use_ema:

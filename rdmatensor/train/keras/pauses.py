@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets processes agree, between two steps, to keep a backup, to stop, or to leave."""
+"""Let processes agree, between two steps, to keep a backup, to stop, or to leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _APART = 1.0
 
 
 class Plan(NamedTuple):
-    """What callbacks() was told."""
+    """The arguments of callbacks() that are about pauses."""
 
     every: int | timedelta | None = None
     """Batches or time between two backups."""
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     """Whether SIGTERM lets all processes keep a backup and leave."""
 
     def check(self, backs_up: bool) -> None:
-        """UsageError if it cannot be."""
+        """Raise UsageError if the plan contradicts itself."""
         every = self.every.total_seconds() if isinstance(self.every, timedelta) else self.every
         if every is not None and (every <= 0 or not backs_up):
             raise UsageError(
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What all processes do after a step."""
+    """The actions that all processes take after a step."""
 
     keep: bool = False
     stop: bool = False
@@ -52,7 +52,7 @@ class Wish(NamedTuple):
 
 
 class Pauses:
-    """Looks after some steps what each process wants; all processes look after the same ones.
+    """The looks that processes take at what each of them wants, all after the same steps.
 
     How many steps lie between two looks follows from the time that the slowest process needs for one.
     """
@@ -64,7 +64,7 @@ class Pauses:
         self._done = self._due = 0
 
     def begin(self) -> None:
-        """Called when fit begins. Catches SIGTERM in the main thread, if the plan says so."""
+        """Begin to count when fit begins. Catch SIGTERM in the main thread, if the plan says so."""
         self._done, self._due = 0, 1
         self._began = self._kept = self._looked = time.monotonic()
         self._seen = 0
@@ -73,7 +73,7 @@ class Pauses:
             self._before = signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
 
     def end(self, waits: bool) -> bool:
-        """Called when fit ends, or when the process leaves. Returns whether a process was told to leave."""
+        """End when fit ends, or when the process leaves. Return whether a process was told to leave."""
         self.restore()
         told = tf.constant([self._asked.is_set()], tf.int32)
         if waits and self._plan.preemptible:
@@ -81,13 +81,13 @@ class Pauses:
         return bool(int(told[0]))
 
     def restore(self) -> None:
-        """Leaves SIGTERM to whom it belonged before fit."""
+        """Leave SIGTERM to whom it belonged before fit."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
 
     def after(self, batches: int, waits: bool, watches: bool, ends: bool) -> Wish:
-        """Called after so many more batches.
+        """Return what all processes do after so many more batches.
 
         `watches` says that a callback may end training between two steps, in all processes alike, and `ends`
         that one has done so here.

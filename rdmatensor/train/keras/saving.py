@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves models of which processes have parts, or whose optimizers' state is divided."""
+"""Save models of which processes have parts, or whose optimizers' state is divided."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .optimizers import distributed
 
 
 def save(model: Any, path: Any) -> None:
-    """Saves a Keras model from rank 0. Call it in all processes: they may have parts of it, or of its state.
+    """Save a Keras model from rank 0. Call it in all processes: they may have parts of it, or of its state.
 
-    Returns when the file is written. Raises what model.save raises, in rank 0.
+    It returns when the file is written. Raises what model.save raises, in rank 0.
     """
     run, optimizers = current(), distributed(model)
     for each in optimizers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has models weigh their losses while they train."""
+"""Let models weigh their losses while they train."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from .uneven import presence_of
 
 
 class Shares(keras.callbacks.Callback):  # type: ignore[misc]
-    """Has losses weighed in steps that were made before the optimizer was distributed."""
+    """Callback that lets losses be weighed also in steps that were made before distribute()."""
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Make the training function anew if its step does not weigh losses."""
         if not getattr(self.model.train_step, "weighs", False):
             self.model.make_train_function(force=True)
 
 
 @cache
 def weigh_steps() -> None:
-    """Has losses weighed in all training functions that Keras makes from now on, also for train_on_batch."""
+    """Weigh losses in all training functions that Keras makes from now on, also for train_on_batch."""
     make = keras.Model.make_train_function
 
     @wraps(make)
@@ -57,8 +58,10 @@ def _weigh(model: Any) -> None:
 
 
 def _of_any_rows(data: Any) -> Any:
-    """The batch, whose number of rows a step that is traced does not know, as that of a data set. Where it is
-    known, Keras counts the loss of one output otherwise."""
+    """Hide the number of rows of a batch from a step that is traced, as a data set does.
+
+    Where it is known, Keras counts the loss of one output otherwise.
+    """
 
     def hide(each: Any) -> Any:
         if tf.executing_eagerly() or not isinstance(each, tf.Tensor) or not each.shape.rank:
@@ -69,7 +72,7 @@ def _of_any_rows(data: Any) -> Any:
 
 
 def _weighing_of(model: Any, data: Any) -> Weighing | None:
-    """None if its optimizers do not average the gradients of each step over all processes."""
+    """Return None if its optimizers do not average the gradients of each step over all processes."""
     optimizers = distributed(model)
     if not optimizers or not all(averages_gradients(sync_of(each)) for each in optimizers):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback that prints, at the end of fit, what each process did."""
+"""Print, at the end of fit, what each process did."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .optimizers import distributed
 
 
 class Summary(keras.callbacks.Callback):  # type: ignore[misc]
-    """Counts steps and examples. Rank 0 prints the table of all processes unless fit() is told verbose=0."""
+    """Callback that counts steps and examples. Rank 0 prints all processes' unless fit() has verbose=0."""
 
     def __init__(self, run: Session) -> None:
         super().__init__()
@@ -31,21 +31,25 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
         self._before: list[float] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to count."""
         self._steps, self._examples = 0, 0.0
         self._began = time.monotonic()
         self._before = numbers(statistics())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note how many batches the epoch has had."""
         self._batches = batch + 1
 
     def on_test_begin(self, logs: Any = None) -> None:
+        """Add up the batches before validation counts anew."""
         self._end_batches()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Add up the batches, if there was no validation."""
         self._end_batches()
 
     def _end_batches(self) -> None:
-        """Reads what this epoch's training has counted, before an evaluation counts anew."""
+        """Read what this epoch's training has counted, before an evaluation counts anew."""
         self._steps += self._batches
         loss = getattr(self.model, "_loss_tracker", None)
         if self._batches and loss is not None:
@@ -53,6 +57,7 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = 0
 
     def on_train_end(self, logs: Any = None) -> None:
+        """Gather the rows of all processes, and print them in rank 0."""
         syncs = [sync_of(each) for each in distributed(self.model)]
         waits = all(sync.waits for sync in syncs)
         mine = [self._steps, self._examples, time.monotonic() - self._began]
@@ -71,7 +76,7 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
             print(table(rows, [line[count:] for line in lines]), flush=True)
 
     def _compare(self, examples: Sequence[float], syncs: Sequence[Synchronizer]) -> None:
-        """Warns, in rank 0, if models count equally that have seen different numbers of examples."""
+        """Warn, in rank 0, if models count equally that have seen different numbers of examples."""
         apart = next((type(sync).__name__ for sync in syncs if not averages_gradients(sync)), None)
         if apart and self._run.rank == 0 and min(examples) != max(examples):
             warnings.warn(

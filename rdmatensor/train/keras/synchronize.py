@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback that keeps the models of all processes together while Keras's fit runs."""
+"""Keep the models of all processes together while Keras's fit runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .uneven import Uneven
 
 
 class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Does what callbacks() says of weights, statistics and backups.
+    """Callback that does what callbacks() promises of weights, statistics and backups.
 
     From the last step of an epoch to the first one of the next, all processes have one model: callbacks and
     validation see the one that fit would end with. Where processes train apart, that is the mean.
@@ -71,6 +71,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._list: Any = None
 
     def set_model(self, model: Any) -> None:
+        """Take the model, and put a callback at the end of Keras's list."""
         super().set_model(model)
         self._list = list_of(self)
         if self._list is not None and self._last not in self._list.callbacks:
@@ -79,6 +80,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 swap_whole(each)
 
     def set_params(self, params: Any) -> None:
+        """Take the parameters of fit, and silence the progress bar elsewhere than in rank 0."""
         if params and self._run.rank != 0:
             params["verbose"] = 0  # the progress bar, which comes later, reads this very dict
         super().set_params(params)
@@ -94,6 +96,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # ---- the start ----------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Give all processes one model, from a backup if there is one."""
         self._in_fit = True
         until_fit_ends(self.model, self._end_fit)
         self._settled = self._compared = self._restored = False
@@ -161,7 +164,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         operations.trim()
 
     def _come_back(self) -> Kept:
-        """Takes the model of another process, and goes on in the epoch in which that is."""
+        """Take the model of another process, and go on in the epoch in which that is."""
         optimizer = self.model.optimizer
         exchange = exchange_of(optimizer)
         if exchange is None or not self.model.built:
@@ -176,6 +179,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # ---- steps --------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin the epoch, behind the batches to skip."""
         self._epoch, self._done = epoch, self._skip
         for each, sync in self._syncs():
             hooks_of(sync).release(each)
@@ -183,7 +187,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.part()
 
     def part(self) -> None:
-        """Lets training go on after what looked at the common model."""
+        """Let training go on after what looked at the common model."""
         self._settled = False
         for each, sync in self._syncs():
             exchange = exchange_of(each)
@@ -195,6 +199,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._backup.restore_metrics()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Tell synchronizers of the loss, and do what all processes wish after this step."""
         if batch < self._skip:
             return
         if not self._compared and not self._optimizers:
@@ -222,8 +227,10 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.stop_training |= self._stops
 
     def end_alike(self) -> None:
-        """Called after all callbacks: what one of them ends here, between two steps, ends in all processes
-        after the same step. Until then, this one goes on."""
+        """Let what a callback ends here, between two steps, end in all processes after the same step.
+
+        It runs after all callbacks. Until all end, this process goes on.
+        """
         if self.model.stop_training and not self._stops and self.waits:
             self._ends, self.model.stop_training = True, False
 
@@ -235,11 +242,13 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # ---- the end of an epoch ------------------------------------------------------------------------
 
     def on_test_begin(self, logs: Any = None) -> None:
+        """Bring the models together before validation."""
         if self._in_fit:
             self._settle()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # By now, only something between two steps can have said so.
+        """Bring the models together, and keep a backup."""
         partial = self.model.stop_training and self._done != self.params.get("steps")
         # Where processes train apart, they need not meet for nobody.
         if self._looked_at or not any(sync.apart for _, sync in self._syncs()):
@@ -259,7 +268,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             hooks_of(sync).gather(each)
 
     def _keep(self, epoch: int, batch: int, metrics: bool = True) -> None:
-        """Keeps a backup after so many batches of an epoch, in all processes or in none."""
+        """Keep a backup after so many batches of an epoch, in all processes or in none."""
         assert self._backup is not None
         for each, sync in self._syncs():
             hooks_of(sync).settle(each)
@@ -277,8 +286,10 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 hooks_of(sync).resume(self.model, each)
 
     def _look_at_callbacks(self) -> None:
-        """Finds out whether anything may look at models at the end of epochs, in any process: a callback that
-        is not ours, or a backup. UsageError if one of them cannot work."""
+        """Find out whether anything looks at models at the end of epochs, in any process.
+
+        That is a callback that is not ours, or a backup. Raises UsageError if a callback cannot work.
+        """
         silent = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
         ours = __name__.rpartition(".")[0]
         others = self._list is None or any(
@@ -311,7 +322,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def agree_on_start(self) -> None:
-        """Called after all callbacks: what one of them has loaded in rank 0 is for all."""
+        """Give all processes what a callback has loaded in rank 0. It runs after all callbacks."""
         for each in self._optimizers:
             object.__setattr__(each, "compared", True)
         if not self._looked_at or not self.waits or self._restored:
@@ -322,7 +333,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         take_rank_0s(self._run, state, "the model when callbacks had begun", always=True)
 
     def _settle(self) -> None:
-        """Brings the models together, once after the steps of an epoch."""
+        """Bring the models together, once after the steps of an epoch."""
         if self._settled:
             return
         self._settled = True
@@ -336,8 +347,10 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._compare("after the first epoch")
 
     def _average_statistics(self) -> None:
-        """Averages what layers gather while they train, such as means and variances of batches. What is equal
-        in all processes, such as a frozen layer, does not travel and does not change."""
+        """Average what layers gather while they train, such as means and variances of batches.
+
+        What is equal in all processes, such as a frozen layer, does not travel and does not change.
+        """
         state = self._state(self.model.non_trainable_variables)
         if not self.waits:
             return
@@ -359,7 +372,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 variable.assign(value)
 
     def _state(self, variables: Any) -> list[Any]:
-        """Variables that all processes shall have in common."""
+        """Return the variables that all processes shall have in common."""
         own = {
             id(each)
             for layer in self.model._flatten_layers()
@@ -369,7 +382,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return [each for each in comparable(variables) if id(each) not in own]
 
     def _compare(self, when: str) -> None:
-        """Raises UsageError if processes have trained different models, which must not remain unnoticed."""
+        """Raise UsageError if processes have trained different models, which must not remain unnoticed."""
         self._compared = True
         if not self.waits:
             return
@@ -387,8 +400,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def stop_alike(self) -> None:
-        """Stops in all processes if a callback stops in one of them. UsageError if one has changed the rate
-        in some of them only."""
+        """Stop in all processes if a callback stops in one. Raises UsageError if learning rates differ."""
         if not self.waits:
             return
         rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]
@@ -408,6 +420,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # ---- the end ------------------------------------------------------------------------------------
 
     def on_train_end(self, logs: Any = None) -> None:
+        """Let synchronizers conclude, and compare the models."""
         for each, sync in self._syncs():
             hooks_of(sync).leave(self.model, each)
             hooks_of(sync).release(each)
@@ -421,7 +434,10 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.end()
 
     def end(self) -> None:
-        """Called after all callbacks: what one of them has changed in some processes only is rank 0's."""
+        """Take rank 0's value of what a callback has changed in some processes only.
+
+        It runs after all callbacks.
+        """
         if self.waits:
             self._take_rank_0s_at_the_end()
         self._leave()
@@ -440,7 +456,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """What SynchronizeCallback does after all other callbacks."""
+    """The part of SynchronizeCallback that runs after all other callbacks."""
 
     def __init__(self, together: SynchronizeCallback) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets processes with different numbers of batches train together."""
+"""Let processes with different numbers of batches train together."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PRESENCE = "_rdmatensor_presence"
 
 
 def presence_of(model: Any) -> Presence | None:
-    """What says which processes have a batch, if some may have fewer than others."""
+    """Return what says which processes have a batch; None if all have equally many."""
     found: Presence | None = vars(model).get(_PRESENCE)
     return found
 
 
 class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
-    """Lets a process that has no more batches take part in the steps of the others, until nobody has one.
+    """Callback by which a process that has no more batches takes part in the steps of those that have some.
 
     Before each step, processes tell each other whether they have a batch, and how many rows. Who has none
     trains on an earlier batch, which counts nothing: it adds nothing to gradients and losses, and what its
@@ -58,17 +58,20 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
         self._some_idle = False
 
     def set_model(self, model: Any) -> None:
+        """Take the model, and remember Keras's list of callbacks."""
         super().set_model(model)
         self._list = list_of(self)
 
     def set_params(self, params: Any) -> None:
         # What looks at it later, such as the progress bar and a warm-up, sees the steps of all.
+        """Take the parameters of fit, with the largest number of steps of all processes."""
         steps = tf.constant(params.get("steps") or math.inf, tf.float64)
         longest = float(operations.all_reduce(self._run, steps, "max", "steps in an epoch"))
         params["steps"] = None if math.isinf(longest) else int(longest)
         super().set_params(params)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Replace the model's training function. Raises UsageError if the model cannot train so."""
         model = self.model
         syncs = [sync_of(each) for each in distributed(model)]
         self._acts = all(sync.waits for sync in syncs)
@@ -106,19 +109,23 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
     # ---- steps --------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin to count the steps of an epoch."""
         self._next, self._over, self._some_idle = 0, False, False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note which step is next."""
         self._next = batch + 1
 
     def on_test_begin(self, logs: Any = None) -> None:
+        """Take part in the steps that others still have, before validation."""
         self._join()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Take part in the steps that others still have."""
         self._join()
 
     def _join(self) -> None:
-        """Takes part in steps until nobody has a batch, or training stops."""
+        """Take part in steps until nobody has a batch, or training stops."""
         model = self.model
         while self._acts and not self._over and not model.stop_training:
             begin = self._next
@@ -130,7 +137,7 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
             self._list.on_train_batch_end(begin + model.steps_per_execution - 1, logs)
 
     def _steps(self, iterator: Iterator[Any]) -> Any:
-        """Does what a training function of Keras does, also without batches while others have some."""
+        """Do what a training function of Keras does, also without batches while others have some."""
         done = [
             True
             for _ in range(self.model.steps_per_execution)
@@ -141,7 +148,7 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
         return self._logs
 
     def _step(self, batch: Any) -> bool:
-        """Trains on a batch, or on none. Returns whether any process had one."""
+        """Train on a batch, or on none. Return whether any process had one."""
         self._idle = batch is None
         self._batch = self._batch if self._idle else batch
         mine = [not self._idle, 0 if self._idle else _rows_in(batch), self._batch is not None]
@@ -167,18 +174,18 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
         return True
 
     def _gathered(self) -> list[Any]:
-        """What a step without a batch must not change."""
+        """Return the variables that a step without a batch must not change."""
         if not self._idle:
             return []
         metrics = [variable for each in metrics_of(self.model) for variable in each.variables]
         return [*self.model.non_trainable_variables, *metrics]
 
     def saw(self, batch: Any) -> None:
-        """Tells of a batch that was skipped."""
+        """Note a batch that was skipped."""
         self._batch = batch
 
     def catch_up(self, variables: Sequence[Any]) -> None:
-        """Takes, where the last step had no batch, what layers have of one where it had. All call it."""
+        """Take what layers have gathered in a last step that had no batch here. All processes call it."""
         if not self._acts or not self._some_idle:
             return
         for each in differing(self._run, variables, "what layers have gathered"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The callback that raises the learning rate during the first epochs."""
+"""Raise the learning rate during the first epochs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WARM = "_rdmatensor_warm"
 
 
 class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets the rate of each step, from the optimizer's divided by the number of processes."""
+    """Callback that raises the rate to the optimizer's, from that over the number of processes."""
 
     def __init__(self, run: Session, epochs: float) -> None:
         super().__init__()
@@ -27,6 +27,7 @@ class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._goals: list[tuple[Any, float]] = []
 
     def set_model(self, model: Any) -> None:
+        """Take the model, and the rates to reach."""
         super().set_model(model)
         # Before fit begins: a backup brings back the rate that was reached, which is not the one to reach.
         self._goals = []
@@ -37,6 +38,7 @@ class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
                 self._goals.append((each, goal if rate == reached else rate))
 
     def on_train_begin(self, logs: Any = None) -> None:
+        """Raise UsageError if a schedule sets the rate, or if an epoch has no known number of steps."""
         if len(self._goals) < len(leaves(self.model)):
             raise UsageError(
                 "warmup_epochs and a learning rate schedule contradict each other: let the schedule warm up"
@@ -47,9 +49,11 @@ class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note which epoch begins."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate of this step."""
         done = (self._epoch + batch / self.params["steps"]) / self._epochs
         if done >= 1.0 + 1.0 / (self.params["steps"] * self._epochs):
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one of several processes has that train together, as synchronizers see it."""
+"""Describe what one of several processes has that train together, as synchronizers see it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOVING = threading.Lock()
 
 
 class Membership:
-    """What one of `size` processes has that train together: a session, or a subgroup of one."""
+    """The place of one of `size` processes that train together: a session, or a subgroup of one."""
 
     rank: int
     size: int
@@ -41,14 +41,14 @@ class Membership:
     published: Addresses | None = None
 
     def check(self) -> None:
-        """UsageError if this process has left the group."""
+        """Raise UsageError if this process has left the group."""
 
     def name_of_next_store(self) -> str:
-        """Processes make their stores in the same order."""
+        """Return the name of the next store. Processes make their stores in the same order."""
         return f"{self.name} {self.stores + 1}"
 
     def moved(self, rank: int, address: str) -> None:
-        """Notes where a process is now. Any thread may call it."""
+        """Note where a process is now. Any thread may call it."""
         with _MOVING:
             self.addresses = [*self.addresses[:rank], address, *self.addresses[rank + 1 :]]
             if self.published is not None:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a process that died comes back to a training that goes on without it: whom it asks, and the model that
-it reads."""
+"""Let a process that died come back to a training that goes on without it."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _UNREACHED = (ConnectionFailure, DeadlineExceeded, RegionError)
 
 
 class Addresses:
-    """Those of all processes' devices, where a process can read them that comes back."""
+    """The addresses of all processes' devices, where a process that comes back can read them."""
 
     def __init__(self, members: Membership) -> None:
         assert members.device is not None
@@ -39,21 +38,21 @@ class Addresses:
 
 
 def encoded(address: str) -> Array:
-    """An address as a row of bytes."""
+    """Return an address as a row of 280 bytes."""
     return np.frombuffer(address.encode()[:_ADDRESS].ljust(_ADDRESS, b"\0"), np.uint8)
 
 
 def decoded(rows: Array) -> list[str]:
-    """The addresses in rows of bytes."""
+    """Return the addresses in rows of bytes."""
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
 def find(device: Device, asked: Sequence[str], size: int) -> list[str]:
-    """The addresses of the processes of a training under way, as the first of `asked` tells that answers; []
-    if none does.
+    """Return the addresses of the processes of a training under way; [] if there is none.
 
-    All are asked at the same time, because a host that is gone says nothing. UsageError if the training has
-    another number of processes.
+    All of `asked` are asked at the same time, because a host that is gone says nothing; the first one in
+    their order that answers counts. Raises UsageError if the training has another number of processes than
+    `size`.
     """
     different = list(dict.fromkeys(asked))
     if not different:
@@ -74,7 +73,7 @@ def find(device: Device, asked: Sequence[str], size: int) -> list[str]:
 
 
 def _ask(device: Device, address: str) -> Array | None:
-    """The addresses that a process offers, as rows of bytes; None if it does not within its time."""
+    """Return the addresses that a process offers, as rows of bytes; None if it does not answer in time."""
     end = time.monotonic() + _ANSWER
 
     def left() -> float:
@@ -90,12 +89,12 @@ def _ask(device: Device, address: str) -> Array | None:
 
 
 def name_of_models(store: str) -> str:
-    """The name of the stores in which processes offer their models to one that comes back."""
+    """Return the name of the stores in which processes offer their models to one that comes back."""
     return f"{store} model"
 
 
 def read_model(run: Membership, x: Array) -> int:
-    """Reads the model of one of the others into `x`, and returns its step.
+    """Read the model of one of the others into `x`, and return its step.
 
     A process offers its model soon after it has seen this one die. Raises DeadlineExceeded if none does.
     """

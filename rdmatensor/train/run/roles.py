@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of this process among those that train together, for programs that need no TensorFlow."""
+"""Name the place of this process among those that train together, for programs that need no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of processes that train together: joining it, and leaving it."""
+"""Join the group of processes that train together, and leave it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Session(Membership):
-    """This process's membership. `group` and `device` are None if the process is alone.
+    """The membership of this process. `group` and `device` are None if the process is alone.
 
     `group` is also None if the process `returns` to others that train without waiting.
     """
@@ -70,13 +70,16 @@ class Session(Membership):
             raise
 
     def join_again(self, role: Role, timeout: float) -> None:
-        """Joins again, in the same place, after `close`: what holds this object goes on."""
+        """Join again, in the same place, after `close`: what holds this object goes on."""
         self._join(role, timeout)
         self.left, self.generation, self.numbered = False, self.generation + 1, 0
         self.stores, self.addresses, self.published = 0, (), None
 
     def join_parts(self) -> None:
-        """Joins the groups of some of the processes again that there were before, which all have to know."""
+        """Join the subgroups again that there were before.
+
+        All processes call it, and must know the same ones.
+        """
         if self.group is None:
             return
         known = ", ".join(each.name for each in self.parts) or "none"
@@ -90,12 +93,15 @@ class Session(Membership):
             each.join(self, addresses[each.ranks[0]])
 
     def check(self) -> None:
-        """UsageError if this process has left the group."""
+        """Raise UsageError if this process has left the group."""
         if self.left:
             raise UsageError(LEFT)
 
     def close(self) -> None:
-        """Leaves the group. Operations under way fail, here and at the other members. May be called again."""
+        """Leave the group.
+
+        Operations under way fail, here and at the other members. It may be called again.
+        """
         if self.left:
             return
         self.left = True
@@ -134,16 +140,15 @@ def init(
     timeout: float = 600.0,
     topology: Topology | str | None = None,
 ) -> Session:
-    """Joins the processes that train together. Call it first in each of them; blocks until all have.
+    """Join the processes that train together. Call it first in each of them; it blocks until all have.
 
-    Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, Kubernetes),
-    or from the variables of torchrun, Slurm or MPI; without any of them the process is alone. `root` is the
-    "host:port" at which rank 0 listens for the others. `timeout`, in seconds, bounds this call and each
-    operation: a process that waits so long for another one fails. `topology`, a
-    rdmatensor.topology.Topology, the path of its file or the name of a recorded one, has the links between
-    the processes in the order of ranks; rank 0's counts, and collective operations, also those of some of
-    the processes, take spanning trees where they are faster. "probe" measures the links, and takes some
-    seconds.
+    Without arguments, the place comes from TF_CONFIG (`rdmatensor launch`, Kubernetes), or from the variables
+    of torchrun, Slurm or MPI; without any of them the process is alone. `root` is the "host:port" at which
+    rank 0 listens for the others. `timeout`, in seconds, bounds this call and each operation: a process that
+    waits so long for another one fails. `topology`, a rdmatensor.topology.Topology, the path of its file or
+    the name of a recorded one, has the links between the processes in the order of ranks; rank 0's counts,
+    and collective operations, also those of some of the processes, take spanning trees where they are faster.
+    "probe" measures the links, and takes some seconds.
 
     A process that died, and is started again while the others train with a synchronizer that waits for
     nobody, comes back to them here, if it finds one of them: rank 0, or any other whose address TF_CONFIG
@@ -151,8 +156,8 @@ def init(
 
     Calling it again returns the same object; after shutdown(), too, if the process gets the same place among
     as many: models, optimizers and functions then go on, and training begins with the state that rank 0 has.
-    Synchronizers begin anew. Raises UsageError if the place is unclear, Unsupported if this
-    TensorFlow cannot be used, and what Group raises. Not thread-safe.
+    Synchronizers begin anew. Raises UsageError if the place is unclear, Unsupported if this TensorFlow cannot
+    be used, and what Group raises. Not thread-safe.
     """
     global _run, _before
     if _run is None:
@@ -174,7 +179,7 @@ def init(
 
 
 def _follow(run: Session, topology: Topology | str | None) -> None:
-    """Gives the group trees along the links that init() was told of."""
+    """Give the group trees along the links that init() was told of."""
     run.topology = None
     if topology is None or run.group is None:
         return
@@ -188,7 +193,7 @@ def _follow(run: Session, topology: Topology | str | None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the group. init() can join it again, or another one. A program that ends does it by itself."""
+    """Leave the group. init() can join it again, or another one. A program that ends does it by itself."""
     global _run, _before
     run, _run = _run, None
     if run is not None:
@@ -198,7 +203,7 @@ def shutdown() -> None:
 
 
 def current() -> Session:
-    """What init() returned. UsageError before that."""
+    """Return the session of init(). Raises UsageError before that."""
     if _run is None:
         raise UsageError(LEFT if _before else "call rdmatensor.train.init() first")
     return _run
@@ -210,15 +215,15 @@ def _together() -> Session | None:
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Return the number of this process, from 0."""
     return current().rank
 
 
 def size() -> int:
-    """How many processes train together."""
+    """Return how many processes train together."""
     return current().size
 
 
 def local_rank() -> int:
-    """The number of this process among those of its host, from 0."""
+    """Return the number of this process among those of its host, from 0."""
     return current().local_rank

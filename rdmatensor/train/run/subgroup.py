@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some of a run's processes, which form a group of their own."""
+"""Form a group of some of a run's processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXT = 512
 
 
 class Subgroup(Membership):
-    """Some of a run's processes, as a run of their own.
+    """A membership in a group of some of a run's processes.
 
     If the run knows its links, the group has trees along those among its members.
     """
@@ -37,7 +37,7 @@ class Subgroup(Membership):
             self.parts.append(self)
 
     def join(self, run: Session, root: str) -> None:
-        """Makes the group, also after the run has joined again. All its members call it."""
+        """Make the group, also after the run has joined again. All its members call it."""
         self.local_rank, self.timeout, self.device = self.rank, run.timeout, run.device
         self.topology = run.topology
         self.stores, self.addresses, self.published = 0, (), None
@@ -55,7 +55,7 @@ class Subgroup(Membership):
             raise
 
     def follow(self, topology: Topology) -> None:
-        """Gives the group trees along the run's links, as they are now. Every member calls it.
+        """Give the group trees along the run's links, as they are now. Every member calls it.
 
         The group has none if its members reach each other only through other processes.
         """
@@ -67,18 +67,18 @@ class Subgroup(Membership):
             use(self.group, among, roots=[0], timeout=self.timeout)
 
     def check(self) -> None:
-        """UsageError if this process has left the group."""
+        """Raise UsageError if this process has left the group."""
         if self.size > 1 and self.group is None:
             raise UsageError(LEFT)
 
     def close(self) -> None:
-        """Leaves the group for good."""
+        """Leave the group for good."""
         if self in self.parts:
             self.parts.remove(self)
         self.leave()
 
     def leave(self) -> None:
-        """Leaves the group, until the run joins again."""
+        """Leave the group, until the run joins again."""
         group, self.group = self.group, None
         if group is not None:
             backend().leave(self.handle, release=False)
@@ -87,7 +87,7 @@ class Subgroup(Membership):
 
 
 def gather_texts(run: Membership, text: str) -> list[str]:
-    """Every member's text, by rank. It may have 512 bytes."""
+    """Return every member's text, by rank. What is beyond 512 bytes is cut off."""
     mine = np.zeros(_TEXT, np.uint8)
     encoded = text.encode()[:_TEXT]
     mine[: len(encoded)] = np.frombuffer(encoded, np.uint8)

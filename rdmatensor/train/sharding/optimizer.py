@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards the optimizer: each process updates its strip of every variable, and keeps the state of it only.
+"""Shard the optimizer: each process updates its strip of every variable, and keeps the state of it only.
 
 PCL-DNN's part-reduce and part-broadcast (arXiv 1602.06709), today called ZeRO-1. shards.py cuts variables.
 """
@@ -61,6 +61,10 @@ class Sharded(Gradients, OptimizerHooks):
         check_bucket_bytes(self.bucket_bytes)
 
     def front(self, optimizer: Any, run: Session) -> type:
+        """Return the class that shards the optimizer, and make groups for weights.
+
+        Raises UsageError if it cannot.
+        """
         if hasattr(_sharded(optimizer), "optimizers"):
             raise UsageError(
                 "Sharded and MultiOptimizer: strips of variables have no names to choose an "
@@ -83,10 +87,12 @@ class Sharded(Gradients, OptimizerHooks):
         return ShardedFront
 
     def shared(self, optimizer: Any) -> list[Any]:
+        """Return the variables that are not cut."""
         cuts = _sharded(optimizer)._rdmatensor_cuts
         return [each for each in optimizer.variables if id(each) not in cuts]
 
     def gather(self, optimizer: Any) -> None:
+        """Bring the whole state to rank 0."""
         inner = _sharded(optimizer)
         if inner.built:
             whole = inner._rdmatensor_gather()
@@ -94,10 +100,12 @@ class Sharded(Gradients, OptimizerHooks):
                 object.__setattr__(inner, "_rdmatensor_gathered", (_step(inner), whole))
 
     def scatter(self, optimizer: Any) -> None:
+        """Give each process its strips of the state that rank 0 has loaded."""
         _sharded(optimizer)._rdmatensor_scatter()
 
     @contextmanager
     def changed(self, optimizer: Any) -> Iterator[None]:
+        """Take up, and publish, what a callback changes within the block."""
         inner = _sharded(optimizer)
         for each in inner._rdmatensor_strips:
             each.refresh()
@@ -105,15 +113,18 @@ class Sharded(Gradients, OptimizerHooks):
         inner._rdmatensor_publish(inner._rdmatensor_strips)
 
     def resume(self, model: Any, optimizer: Any) -> None:
+        """Let steps begin before all weights are there, if `prefetch`."""
         if self.prefetch:
             _sharded(optimizer)._rdmatensor_resume(model)
 
     def settle(self, optimizer: Any) -> None:
+        """Wait for all weights."""
         prefetch = _sharded(optimizer)._rdmatensor_prefetch
         if prefetch is not None:
             prefetch.settle()
 
     def leave(self, model: Any, optimizer: Any) -> None:
+        """End prefetching."""
         inner = _sharded(optimizer)
         prefetch = inner._rdmatensor_prefetch
         object.__setattr__(inner, "_rdmatensor_prefetch", None)
@@ -121,6 +132,7 @@ class Sharded(Gradients, OptimizerHooks):
             prefetch.end(model)
 
     def release(self, optimizer: Any) -> None:
+        """Forget the whole state."""
         inner = _sharded(optimizer)
         object.__setattr__(inner, "_rdmatensor_gathered", None)
         object.__setattr__(inner, "_rdmatensor_loaded", None)
@@ -135,7 +147,7 @@ def _step(optimizer: Any) -> int:
 
 
 def _start_with(optimizer: Any) -> None:
-    """Prepares an optimizer. One that has been built, such as a loaded one, is built anew with its state."""
+    """Prepare an optimizer. One that has been built, such as a loaded one, is built anew with its state."""
     loaded = None
     if optimizer.built:
         loaded = [each.numpy() for each in optimizer.variables]
@@ -158,7 +170,7 @@ def _start_with(optimizer: Any) -> None:
 
 
 class _Saved:
-    """Saves and loads whole states."""
+    """Optimizer that saves and loads its whole state."""
 
     def save_own_variables(self, store: Any) -> None:
         optimizer: Any = self
@@ -191,6 +203,7 @@ class ShardedFront(_Saved, Distributed):
     _rdmatensor_prefetch: Prefetch | None
 
     def build(self, variables: Sequence[Any]) -> None:
+        """Build the optimizer for the strips of variables. Raises UsageError for scales of float8."""
         optimizer: Any = self
         if optimizer.built:
             return
@@ -211,6 +224,7 @@ class ShardedFront(_Saved, Distributed):
     def add_variable_from_reference(
         self, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
     ) -> Any:
+        """Add a variable of the shape of a strip, but for gradients that accumulate in each process."""
         make: Any = super().add_variable_from_reference  # type: ignore[misc]
         strip = next(
             each for each in self._rdmatensor_strips if each.variable is reference_variable
@@ -237,6 +251,7 @@ class ShardedFront(_Saved, Distributed):
 
     @operations.no_autograph
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        """Update the strips of this process, and gather those of all."""
         optimizer: Any = self
         if trainable_variables is None and optimizer.built:
             trainable_variables = [each.whole for each in self._rdmatensor_strips]
@@ -269,7 +284,7 @@ class ShardedFront(_Saved, Distributed):
             self._rdmatensor_publish(strips)
 
     def _rdmatensor_bucketwise(self) -> bool:
-        """Whether a bucket can be updated before others have been reduced."""
+        """Return whether a bucket can be updated before others have been reduced."""
         optimizer: Any = self
         updates_all = type(optimizer)._backend_update_step
         return (
@@ -304,7 +319,7 @@ class ShardedFront(_Saved, Distributed):
             buckets.finish_gather(number, token)
 
     def _rdmatensor_resume(self, model: Any) -> None:
-        """Lets the following steps of fit begin before all weights are there, where that is possible."""
+        """Let the following steps of fit begin before all weights are there, where that is possible."""
         if self._rdmatensor_prefetch is not None:
             self._rdmatensor_prefetch.resume()
             return
@@ -323,7 +338,7 @@ class ShardedFront(_Saved, Distributed):
         return Buckets(run, sync.lanes, strips, dtypes, sync.bucket_bytes, name)
 
     def _rdmatensor_reduce_strips(self, grads: Sequence[Any], strips: Sequence[Strip]) -> list[Any]:
-        """The mean of each gradient, as far as this process's strip goes."""
+        """Return the mean of each gradient, as far as this process's strip goes."""
         buckets = self._rdmatensor_buckets(grads, strips)
         started = [buckets.start_reduce(number, grads) for number in range(len(buckets))]
         results = list(grads)
@@ -333,7 +348,7 @@ class ShardedFront(_Saved, Distributed):
         return results
 
     def _rdmatensor_publish(self, strips: Sequence[Strip]) -> None:
-        """Sets variables to the strips of all processes."""
+        """Set variables to the strips of all processes."""
         buckets = self._rdmatensor_buckets([each.variable for each in strips], strips)
         tokens = [buckets.start_gather(number) for number in range(len(buckets))]
         for number, token in enumerate(tokens):
@@ -359,7 +374,7 @@ class ShardedFront(_Saved, Distributed):
         return super(Distributed, self)._clip_gradients(grads)  # type: ignore[misc]
 
     def _rdmatensor_squares(self, grads: Sequence[Any]) -> Any:
-        """The square of each whole gradient's norm."""
+        """Return the squared norm of each whole gradient, as a vector of float32."""
         optimizer: Any = self
         own = tf.stack([tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in grads])
         return operations.all_reduce(
@@ -367,6 +382,7 @@ class ShardedFront(_Saved, Distributed):
         )
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Set variables to the moving averages of all strips, if there are any."""
         optimizer: Any = self
         if optimizer.use_ema:
             strips = [self._rdmatensor_strips[optimizer._get_variable_index(v)] for v in var_list]
@@ -376,7 +392,7 @@ class ShardedFront(_Saved, Distributed):
             self._rdmatensor_publish(strips)
 
     def _rdmatensor_whole(self) -> dict[int, Array]:
-        """What `gather` brought."""
+        """Return the whole state that `gather` brought. Raises UsageError if it did not in this step."""
         if not self._rdmatensor_cuts:
             return {}
         if self._rdmatensor_gathered is None or self._rdmatensor_gathered[0] != _step(self):
@@ -388,7 +404,7 @@ class ShardedFront(_Saved, Distributed):
         return self._rdmatensor_gathered[1]
 
     def _rdmatensor_gather(self) -> dict[int, Array]:
-        """The whole state, by the ids of variables. Only rank 0 gets it."""
+        """Return the whole state, by the ids of variables, in rank 0; elsewhere {}. All processes call it."""
         optimizer: Any = self
         run, whole = self._rdmatensor_run, {}
         for number, each in enumerate(optimizer.variables):
@@ -402,7 +418,7 @@ class ShardedFront(_Saved, Distributed):
         return whole
 
     def _rdmatensor_load(self, variables: Sequence[Any], values: Sequence[Array]) -> None:
-        """Takes this process's strips of a whole state."""
+        """Take this process's strips of a whole state."""
         loaded = {}
         for each, value in zip(variables, values, strict=True):
             cut = self._rdmatensor_cuts.get(id(each))
@@ -413,7 +429,7 @@ class ShardedFront(_Saved, Distributed):
             self.__dict__["_rdmatensor_loaded"] = loaded
 
     def _rdmatensor_scatter(self) -> None:
-        """Gives all processes their strips of what rank 0 has loaded."""
+        """Give all processes their strips of what rank 0 has loaded."""
         optimizer: Any = self
         loaded = self._rdmatensor_loaded or {}
         for number, each in enumerate(optimizer.variables):
@@ -430,6 +446,7 @@ class ShardedScale(_Saved, Distributed):
 
     @operations.no_autograph
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        """Reduce gradients to strips, and apply them if all are finite."""
         optimizer: Any = self
         inner = optimizer.inner_optimizer
         if trainable_variables is not None:
@@ -453,6 +470,7 @@ class ShardedScale(_Saved, Distributed):
         return super(Distributed, self).apply(reduced, variables)  # type: ignore[misc]
 
     def check_finite(self, grads: Sequence[Any]) -> Any:
+        """Return whether the gradients of all processes are finite."""
         optimizer: Any = self
         finite = tf.cast(super().check_finite(grads), tf.int32)  # type: ignore[misc]
         name = f"whether gradients of {plain(optimizer.name)} are finite"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a training step begin before all new weights have arrived: each layer waits for its own."""
+"""Let a training step begin before all new weights have arrived: each layer waits for its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .shards import Buckets, Strip
 
 
 class Prefetch:
-    """Gathers of weights that one step starts, and the next one ends.
+    """Unfinished gathers of weights, which one step starts and the next one ends.
 
     Between steps, variables have the weights of the step before. `settle` ends that, before anything else
     looks at them. All processes call `resume` and `settle` at the same places of the program.
@@ -32,29 +32,29 @@ class Prefetch:
         return self.buckets.start_gather(number)
 
     def defer(self, number: int) -> None:
-        """Starts to gather a bucket."""
+        """Start to gather a bucket."""
         self._pending[number].assign(self.buckets.start_gather(number))
 
     @operations.no_autograph
     def arrive(self) -> None:
-        """Sets all variables. In a function, what reads one of them waits for its bucket only."""
+        """Set all variables. In a function, what reads one of them waits for its bucket only."""
         for number, pending in enumerate(self._pending):
             self.buckets.finish_gather(number, pending.read_value())
 
     def settle(self) -> None:
-        """Waits for all weights."""
+        """Wait for all weights."""
         if not self._settled:
             self.arrive()
         self._settled = True
 
     def resume(self) -> None:
-        """Called before training steps. Weights may have been changed since `settle`."""
+        """Start to gather again, before training steps. Weights may have changed since `settle`."""
         for number, pending in enumerate(self._pending):
             pending.assign(self._start(number))
         self._settled = False
 
     def begin(self, model: Any) -> None:
-        """Lets each step of a Keras model begin with `arrive`, until `end`."""
+        """Let each step of a Keras model begin with `arrive`, until `end`."""
         step = model.train_step
         self._own_step = model.__dict__.get("train_step")
 
@@ -67,6 +67,7 @@ class Prefetch:
         self._replace(model, train_step)
 
     def end(self, model: Any) -> None:
+        """Wait for all weights, and give the model its own step back."""
         self.settle()
         self._replace(model, self._own_step)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts variables into equal strips, one for each process, and moves strips in buckets."""
+"""Cut variables into equal strips, one for each process, and move strips in buckets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..run.subgroup import Subgroup
 
 
 class Cut:
-    """How values of one shape are cut: flat, with zeros at the end until all strips are equally long."""
+    """The cut of values of one shape: flat, with zeros at the end until all strips are equally long."""
 
     def __init__(self, shape: Sequence[int], run: Session) -> None:
         self.shape = tuple(shape)
@@ -28,7 +28,7 @@ class Cut:
         self._run = run
 
     def rows(self, whole: Any) -> Any:
-        """All strips, one in each row."""
+        """Return all strips, as an array of shape (processes, length)."""
         missing = self.length * self._run.size - self.count
         flat = tf.reshape(whole, [-1])
         return tf.reshape(
@@ -36,14 +36,14 @@ class Cut:
         )
 
     def own(self, whole: Any) -> Any:
-        """This process's strip."""
+        """Return this process's strip, of shape (length,)."""
         begin = min(self._run.rank * self.length, self.count)
         part = tf.reshape(whole, [-1])[begin : begin + self.length]
         missing = self.length - (min(begin + self.length, self.count) - begin)
         return tf.pad(part, [[0, missing]]) if missing else part
 
     def whole(self, strips: Any) -> Any:
-        """What `rows` or the concatenation of all strips was cut from."""
+        """Return the values that `rows`, or the concatenation of all strips, was cut from."""
         return tf.reshape(tf.reshape(strips, [-1])[: self.count], self.shape)
 
 
@@ -62,12 +62,12 @@ class Strip:
         )
 
     def refresh(self) -> None:
-        """Takes what the variable has now: others may have changed it, such as a callback or a constraint."""
+        """Take what the variable has now: others may have changed it, such as a callback or a constraint."""
         self.variable.assign(self.cut.own(tf.convert_to_tensor(self.whole)))
 
 
 class Buckets:
-    """What travels together: large variables alone, small ones in groups, the last ones first."""
+    """Strips that travel together: large variables alone, small ones in groups, the last ones first."""
 
     def __init__(
         self,
@@ -78,8 +78,11 @@ class Buckets:
         limit: int | Literal["auto"],
         name: str,
     ) -> None:
-        """Weights travel in `lanes`, all of the processes of `run`: those that the next forward pass needs
-        first do not wait for the others. `dtypes` are those of the gradients of `strips`."""
+        """Sort `strips`, whose gradients are of `dtypes`, into buckets of at most `limit` bytes.
+
+        Weights travel in `lanes`, each of which is a group of all processes of `run`: those that the next
+        forward pass needs first do not wait for the others.
+        """
         self._run, self._strips, self._name = run, strips, plain(name)
         sized = [
             (i, (dtype, each.variable.dtype), each.cut.count * tf.as_dtype(dtype).size)
@@ -101,7 +104,7 @@ class Buckets:
         )
 
     def start_reduce(self, number: int, grads: Sequence[Any]) -> Callable[[], list[Any]]:
-        """Starts to reduce a bucket. What it returns waits, and gives the mean of each own strip."""
+        """Start to reduce a bucket. Return a function that waits, and returns the mean of each own strip."""
         strips = [self._strips[i] for i in self.members[number]]
         # Embeddings have gradients of rows. The weights travel whole anyway.
         dense = [tf.convert_to_tensor(grads[i]) for i in self.members[number]]
@@ -123,7 +126,7 @@ class Buckets:
         return finish
 
     def start_gather(self, number: int) -> Any:
-        """Starts to gather the strips of a bucket. Returns a token, a tensor, for `finish_gather`."""
+        """Start to gather the strips of a bucket. Return a token, a tensor, for `finish_gather`."""
         strips = [self._strips[i] for i in self.members[number]]
         own = [tf.convert_to_tensor(each.variable) for each in strips]
         started = operations.start(
@@ -135,7 +138,7 @@ class Buckets:
         return started.token
 
     def finish_gather(self, number: int, token: Any) -> None:
-        """Waits for the strips of a bucket, and sets its variables."""
+        """Wait for the strips of a bucket, and set its variables."""
         strips = [self._strips[i] for i in self.members[number]]
         widths = [each.cut.length for each in strips]
         shape = tf.TensorShape([self._run.size * sum(widths)])

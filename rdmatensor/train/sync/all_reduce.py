@@ -15,11 +15,11 @@ from .base import Gradients
 
 @dataclass(eq=False)
 class AllReduce(Gradients):
-    """Synchronous training: every process applies the mean of all gradients, so all models stay equal.
+    """Train synchronously: every process applies the mean of all gradients, so all models stay equal.
 
     `bucket_bytes` is the size up to which gradients travel together; "auto" takes it from what the group
-    measured when it was joined. `compression` is the type in which float32 gradients travel; None sends
-    them as they are. TopK, PowerSGD and Quantized send much less.
+    measured when it was joined. `compression` is the type in which float32 gradients travel; None sends them
+    as they are. TopK, PowerSGD and Quantized send much less.
     """
 
     bucket_bytes: int | Literal["auto"] = "auto"
@@ -35,12 +35,13 @@ class AllReduce(Gradients):
             )
 
     def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+        """Return the mean of each gradient."""
         return backend().mean(
             members, gradients, self.bucket_bytes, self.compression, name, self.names
         )
 
 
 def check_bucket_bytes(wanted: Any) -> None:
-    """UsageError if it is no size of buckets."""
+    """Raise UsageError if it is no size of buckets."""
     if wanted != "auto" and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
         raise UsageError(f'bucket_bytes is {wanted!r}: give a number of bytes, or "auto"')

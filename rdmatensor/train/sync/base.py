@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two interfaces of synchronizers: one acts on gradients, the other on parameters."""
+"""Define the two interfaces of synchronizers: one acts on gradients, the other on parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class Synchronizer:
-    """What Gradients and Parameters have in common: a state, of which a backup keeps a copy.
+    """The base of Gradients and Parameters: a state, of which a backup keeps a copy.
 
     `distribute` takes either; it serves one optimizer if it has a state.
     """
@@ -29,11 +29,11 @@ class Synchronizer:
     metrics are averaged at the end of epochs. If not, nothing but the start needs all of them."""
 
     def state(self) -> Mapping[str, Array]:
-        """Return what a backup keeps of this process beside its parameters. Called between steps."""
+        """Return what a backup keeps of this process beside its parameters. It is called between steps."""
         return {}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Take what `state` gave in an earlier program. Called before the first step."""
+        """Take what `state` gave in an earlier program. It is called before the first step."""
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
@@ -60,11 +60,11 @@ class Synchronizer:
         return False
 
     def close(self) -> None:
-        """Give up what was opened. Called when the process leaves the group; may be called again."""
+        """Give up what was opened. It is called when the process leaves the group, perhaps again."""
 
 
 class Gradients(Synchronizer):
-    """Changes gradients before the optimizer uses them, while the framework traces the step."""
+    """Change gradients before the optimizer uses them, while the framework traces the step."""
 
     averages: ClassVar[bool] = False
     """Whether gradients become their mean over all processes, so that losses are weighed by what they are
@@ -79,7 +79,7 @@ class Gradients(Synchronizer):
 
 
 class Parameters(Synchronizer):
-    """Changes parameters after the optimizer has updated them, in Python: all of them as one vector.
+    """Change parameters after the optimizer has updated them, in Python: all of them as one vector.
 
     The framework calls it on a thread of its own, never twice at a time.
     """
@@ -91,14 +91,16 @@ class Parameters(Synchronizer):
 
     @property
     def has_state(self) -> bool:
+        """Whether it belongs to one optimizer: it serves one vector."""
         return True
 
     @property
     def apart(self) -> bool:
+        """Whether models differ between exchanges: where processes wait, they do."""
         return self.waits
 
     def begin(self, members: Membership, x: Array) -> int:
-        """Called once, before the first update. Returns the step after which `exchange` is called first.
+        """Begin, before the first update. Return the step after which `exchange` is called first.
 
         All processes call it, and may use the group. `x`, the parameters, belongs to the caller: copy what
         you keep. In a process that comes back, `members.group` is None, and `x` is the model of another one
@@ -107,28 +109,34 @@ class Parameters(Synchronizer):
         return 1
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
-        """Changes the parameters `x` in place, after `step` updates. Returns the step of the next exchange.
+        """Change the parameters `x` in place, after `step` updates. Return the step of the next exchange.
 
-        `x` is float32, or float64 if a variable is. `learning_rate` is the one in force. What it raises
-        ends the step with an error.
+        `x` is float32, or float64 if a variable is. `learning_rate` is the one in force. What it raises ends
+        the step with an error.
         """
         raise UsageError(f"{type(self).__name__} exchanges parameters: define its exchange()")
 
     def conclude(self, x: Array, step: int) -> None:
-        """Called by callbacks() when fit ends, in all processes if they wait. Changes `x`, as `exchange`
-        does, so that all end with one model."""
+        """Change `x`, as `exchange` does, so that all end with one model.
+
+        callbacks() calls it when fit ends, in all processes if they wait.
+        """
 
     def observe(self, loss: float) -> None:
-        """Called by callbacks() after each batch of fit, with the mean loss of the batches since the last
-        call."""
+        """Take the mean loss of the batches since the last call.
+
+        fit() with callbacks() calls it after each batch.
+        """
 
     def finish(self) -> None:
-        """Called when fit ends. Waits for others where they still need this process."""
+        """Wait for others where they still need this process. It is called when fit ends."""
 
 
 def average(run: Any, x: Array, name: str) -> bool:
-    """Sets `x` to its mean over all processes of `run`, which all call this. What is equal in all stays as it
-    is, to the bit. Returns whether anything differed."""
+    """Set `x` to its mean over all processes of `run`, which all call this. Return whether anything differed.
+
+    What is equal in all stays as it is, to the bit.
+    """
     mark = np.array([crc32(x.data)], np.int64)
     marks = run.group.all_gather(mark, timeout=run.timeout, detail=f"checksums of {name}")
     if (marks == marks[0]).all():
@@ -146,12 +154,15 @@ def mean(run: Any, x: Array, name: str) -> Array:
 
 
 def having(state: Mapping[str, Array], start: str) -> dict[str, Array]:
-    """What of a state has names that begin so, under the rest of the names."""
+    """Return the values of a state whose names begin so, under the rest of the names."""
     return {k.removeprefix(start): each for k, each in state.items() if k.startswith(start)}
 
 
 def same_size(kept: Array, size: int) -> Array:
-    """What a backup kept, as an own array. UsageError if the model has another number of parameters."""
+    """Return a copy of what a backup kept.
+
+    Raises UsageError if the model has another number of parameters.
+    """
     if kept.size != size:
         raise UsageError(
             f"the backup is of a model with {kept.size} parameters in a place of {size}: remove it, or "

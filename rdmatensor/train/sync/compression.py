@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means of vectors over a group, with fewer bytes. What is not sent is kept and added the next time.
+"""Average vectors over a group with fewer bytes. What is not sent is kept and added the next time.
 
 A compression object belongs to one vector: it holds the errors of that vector. All processes get the same
 result, to the bit with TopK and Quantized, and with PowerSGD if their numpy computes alike.
@@ -27,7 +27,7 @@ _TYPES = {"int8": np.int8, "fp8": np.uint8}
 
 
 class Compression(Gradients):
-    """What all compressions do with gradients, and for DiLoCo; itself, it compresses nothing.
+    """The base of compressions, of gradients or for DiLoCo; itself, it compresses nothing.
 
     All dense gradients travel at once, when the backward pass is over.
     """
@@ -39,6 +39,8 @@ class Compression(Gradients):
         """What was left out so far."""
 
     def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+        """Return gradients as `mean` gives them of their vector."""
+
         def mean(vector: Array, shapes: Shapes, detail: str) -> Array:
             assert members.group is not None
             return self.mean(members.group, vector, shapes, detail, members.timeout)
@@ -46,7 +48,7 @@ class Compression(Gradients):
         return backend().as_vector(members, gradients, mean, name, self.names)
 
     def mean(self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float) -> Array:
-        """The mean over the group's members, who call it with vectors of equal sizes.
+        """Return the mean over the group's members, who call it with vectors of equal sizes.
 
         `shapes` are those of the arrays in the vector; `timeout` is that of each operation, in seconds. If a
         member's vector is not finite, the result is not either, and errors stay as they were. Raises what
@@ -64,18 +66,17 @@ class Compression(Gradients):
         return group.all_reduce(total, out=total, timeout=timeout, detail=name)
 
     def state(self) -> Mapping[str, Array]:
-        """What a backup keeps."""
+        """Return the error."""
         return {} if self.error is None else {"error": self.error}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Takes what `state` gave."""
+        """Take the error."""
         self.error = state.get("error")
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
-        """What `restore` gets in member `rank` of `size`, if the group had as many members as `states`. What
-        was left out of the mean stays the same."""
+        """Return the mean of all errors: what was left out of the mean stays the same."""
         if not all(states):
             return {}
         return {
@@ -84,7 +85,7 @@ class Compression(Gradients):
         }
 
     def fresh(self) -> Compression:
-        """Another one like this, for another vector."""
+        """Return another one like this, for another vector."""
         return Compression()
 
     def _wanted(self, vector: Array, decay: float = 1.0) -> Array:
@@ -95,7 +96,7 @@ class Compression(Gradients):
 
 
 class TopK(Compression):
-    """Sends the share of elements that are largest, as places and codes of `codes`; None sends float32.
+    """Send the share of elements that are largest, as places and codes of `codes`; None sends float32.
 
     `decay` multiplies the error each time (SparseLoCo, arXiv 2508.15706).
     """
@@ -111,6 +112,7 @@ class TopK(Compression):
         self.share, self.codes, self._decay = share, codes, decay
 
     def fresh(self) -> TopK:
+        """Return another one like this."""
         return TopK(self.share, self.codes, self._decay)
 
     def _mean(
@@ -128,7 +130,7 @@ class TopK(Compression):
         return total / np.float32(group.size)
 
     def _encoded(self, places: Array, values: Array) -> tuple[Array, Array]:
-        """The message as bytes, and what its values mean."""
+        """Return the message as bytes, and what its values mean."""
         if self.codes is None:
             return np.concatenate([places.view(np.uint8), values.view(np.uint8)]), values
         to, back = _CODERS[self.codes]
@@ -149,7 +151,7 @@ class TopK(Compression):
 
 
 class Quantized(Compression):
-    """Sends a byte for each element, on both ways: members reduce a strip each, and send it to all."""
+    """Send a byte for each element, on both ways: members reduce a strip each, and send it to all."""
 
     def __init__(self, codes: Codes = "fp8") -> None:
         super().__init__()
@@ -159,20 +161,24 @@ class Quantized(Compression):
         self._strip_error: Array | None = None
 
     def fresh(self) -> Quantized:
+        """Return another one like this."""
         return Quantized(self.codes)
 
     def state(self) -> Mapping[str, Array]:
+        """Return the errors of the vector and of this member's strip."""
         if self.error is None or self._strip_error is None:
             return {}
         return {"error": self.error, "strip": self._strip_error}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take both errors."""
         super().restore(state)
         self._strip_error = state.get("strip")
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
+        """Return the mean of all errors, and the error of the new strip."""
         if not all(states):
             return {}
         error = np.mean([each["error"] for each in states], axis=0, dtype=np.float32)
@@ -214,7 +220,7 @@ class Quantized(Compression):
 
 
 class PowerSGD(Compression):
-    """Sends matrices as products of two thin ones of `rank` columns; other arrays as they are."""
+    """Send matrices as products of two thin ones of `rank` columns; other arrays as they are."""
 
     def __init__(self, rank: int = 4) -> None:
         super().__init__()
@@ -224,12 +230,15 @@ class PowerSGD(Compression):
         self._rights: dict[int, Array] = {}
 
     def fresh(self) -> PowerSGD:
+        """Return another one like this."""
         return PowerSGD(self.rank)
 
     def state(self) -> Mapping[str, Array]:
+        """Return the error, and the right factors."""
         return {**super().state(), **{f"right {i}": each for i, each in self._rights.items()}}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take the error, and the right factors."""
         super().restore(state)
         self._rights = {
             int(name.removeprefix("right ")): np.array(each)
@@ -278,7 +287,7 @@ class PowerSGD(Compression):
         return result
 
     def _thin(self, shape: tuple[int, ...]) -> bool:
-        """Whether two factors of this array have fewer elements than it has."""
+        """Return whether two factors of this array have fewer elements than it has."""
         if len(shape) < 2 or 0 in shape:
             return False
         rows, columns = int(np.prod(shape[:-1])), shape[-1]
@@ -298,7 +307,7 @@ def _joined(arrays: Sequence[Array]) -> Array:
 
 
 def _mean_of(group: Group, arrays: Sequence[Array], name: str, timeout: float) -> list[Array]:
-    """The mean of each array over the group, in one operation."""
+    """Return the mean of each array over the group, in one operation."""
     total = _joined(arrays) / np.float32(group.size)
     group.all_reduce(total, out=total, timeout=timeout, detail=name)
     ends = np.cumsum([each.size for each in arrays])[:-1]

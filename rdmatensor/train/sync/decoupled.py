@@ -55,6 +55,7 @@ class Decoupled(Owned):
         self._kept: Mapping[str, Array] = {}
 
     def begin(self, members: Membership, x: Array) -> int:
+        """Share the model as fragments. Begin to merge what arrives for the own one."""
         self._anchor = x.copy()
         self._sent: dict[int, Array] = {}  # the fragments as they were sent, not yet merged
         self._losses = [0] * members.size  # of each owner, when it was sent to
@@ -121,6 +122,7 @@ class Decoupled(Owned):
     # ---- every process ------------------------------------------------------------------------------
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Take up merged fragments; at the end of a period, send what has changed."""
         for owner in self.strips.owners:
             self._adopt(x, owner)
         self.members.offer(x, step)
@@ -141,7 +143,7 @@ class Decoupled(Owned):
         return step + lag
 
     def _adopt(self, x: Array, owner: int) -> None:
-        """Takes up a merged fragment, and keeps what was changed here since it was sent."""
+        """Take up a merged fragment, and keep what was changed here since it was sent."""
         found = self.strips.read(owner)
         if found is None or found[0] == self._seen[owner]:
             return
@@ -153,6 +155,7 @@ class Decoupled(Owned):
         x[part] = found[2] + kept
 
     def state(self) -> Mapping[str, Array]:
+        """Return the own fragment with what waits to be merged, and what was sent."""
         with self.strips.lock:
             sent = self._anchor.copy()
             for owner, part in self._sent.items():
@@ -174,12 +177,14 @@ class Decoupled(Owned):
             }
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Keep the state for `begin`."""
         self._kept = state
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
         # What had been sent was not adopted, so it is a part of the difference to the common model.
+        """Return a fragment of the common model."""
         common = recut(states, "fragment", 0, 1)
         return {
             "velocity": recut(states, "velocity", rank, size),

@@ -45,6 +45,7 @@ class DiLoCo(Parameters):
         self._bounds: list[int] = []  # of the fragments, in elements
 
     def begin(self, members: Membership, x: Array) -> int:
+        """Take the common model as the anchor."""
         known, self._run = self._run is not None, members
         self._cut(x)
         # Other layers may be trained than before; what a backup kept has to fit.
@@ -57,7 +58,7 @@ class DiLoCo(Parameters):
         return self._due_after(0)
 
     def _cut(self, x: Array) -> None:
-        """Cuts between variables, into parts of about the same size."""
+        """Cut between variables, into parts of about the same size."""
         shapes = self.shapes or [x.shape]
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
         wanted = [x.size * i / self._fragments for i in range(self._fragments)]
@@ -72,13 +73,14 @@ class DiLoCo(Parameters):
         return following
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Make the outer step of the fragment that is due."""
         fragment = rules.fragment_due(step, self._period, self._fragments)
         if fragment is not None:
             self._outer_step(x, fragment, step)
         return self._due_after(step)
 
     def conclude(self, x: Array, step: int) -> None:
-        """Without the outer optimizer, whose momentum stands for whole periods."""
+        """Average without the outer optimizer, whose momentum stands for whole periods."""
         average(self._run, x, f"the models after step {step}, the last one")
         self._anchor = x.copy()
 
@@ -100,6 +102,7 @@ class DiLoCo(Parameters):
         x[part] = self._anchor[part]
 
     def state(self) -> Mapping[str, Array]:
+        """Return anchor, velocity, and the errors of compressions."""
         if self._anchor is None or self._velocity is None:
             return {}
         kept = {"anchor": self._anchor, "velocity": self._velocity}
@@ -108,6 +111,7 @@ class DiLoCo(Parameters):
         return kept
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take anchor, velocity, and the errors of compressions."""
         if "anchor" not in state:
             return
         self._anchor, self._velocity = np.array(state["anchor"]), np.array(state["velocity"])
@@ -117,6 +121,7 @@ class DiLoCo(Parameters):
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
+        """Return anchor and velocity, which are equal in all, and regrouped errors."""
         kept = {name: states[0][name] for name in ("anchor", "velocity") if name in states[0]}
         for number, each in enumerate(self._compressions):
             found = each.regroup([having(state, f"{number} ") for state in states], rank, size)

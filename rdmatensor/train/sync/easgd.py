@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class EASGD(Owned):
-    """Every `period` steps a process and the centre move towards each other, by beta / N of their distance.
+    """Move each process and a centre towards each other, every `period` steps, by beta / N of their distance.
 
-    Zhang, Choromanska and LeCun 2015. The centre is cut into strips, one for each process. A process reads
-    a strip and sends its owner the difference, by which both move: their sum stays. Nobody waits. If the
-    owner has not applied the last difference yet, the strip is left for the next time. The strip of a
-    process that dies ties nobody any more.
+    Zhang, Choromanska and LeCun 2015. The centre is cut into strips, one for each process. A process reads a
+    strip and sends its owner the difference, by which both move: their sum stays. Nobody waits. If the owner
+    has not applied the last difference yet, the strip is left for the next time. The strip of a process that
+    dies ties nobody any more.
     """
 
     comes_back: ClassVar[bool] = True
@@ -33,6 +33,7 @@ class EASGD(Owned):
         self._kept: Array | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
+        """Share the centre in strips, and begin to apply what arrives for the own one."""
         self._alpha = rules.elastic_rate(self.beta, members.size)
         self._strips = Strips(members, x, self._take)
         if self._kept is not None:
@@ -45,6 +46,7 @@ class EASGD(Owned):
         self.strips.publish()
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Move towards the centre, strip by strip."""
         for owner in self.strips.owners:
             found = self.strips.read(owner)
             if found is None:
@@ -57,13 +59,16 @@ class EASGD(Owned):
         return step + self.period
 
     def state(self) -> Mapping[str, Array]:
+        """Return the own strip of the centre."""
         with self.strips.lock:
             return {"centre": self.strips.own.copy()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Keep the strip for `begin`."""
         self._kept = state["centre"]
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
+        """Return a strip of the whole centre."""
         return {"centre": recut(states, "centre", rank, size)}

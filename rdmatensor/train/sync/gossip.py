@@ -28,7 +28,7 @@ _LEAST_WEIGHT = 2.0**-20
 
 
 class Gossip(Parameters, ABC):
-    """What the kinds of gossip have in common: when they exchange, and the choice of partners."""
+    """The base of the kinds of gossip: when they exchange, and the choice of partners."""
 
     waits: ClassVar[bool] = False
     comes_back: ClassVar[bool] = True
@@ -42,30 +42,34 @@ class Gossip(Parameters, ABC):
         self._random: np.random.Generator | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
+        """Open the stores of all processes."""
         self._random = self._random or np.random.default_rng([self._seed, members.rank])
         self._open(members, x)
         return members.step + self.period
 
     @abstractmethod
     def _open(self, members: Membership, x: Array) -> None:
-        """Sets `_members`."""
+        """Set `_members`."""
 
     @property
     def members(self) -> Members:
+        """The other processes."""
         assert self._members is not None
         return self._members
 
     def partner(self) -> int | None:
-        """One of the processes that can be reached, each as probable; None if there is none."""
+        """Return a process that can be reached, each with the same probability; None if there is none."""
         assert self._random is not None
         reachable = self.members.reachable
         return int(self._random.choice(reachable)) if reachable else None
 
     def state(self) -> Mapping[str, Array]:
+        """Return the state of the random numbers."""
         assert self._random is not None
         return {"random": np.array(json.dumps(self._random.bit_generator.state))}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take the state of the random numbers."""
         if "random" not in state:
             return
         self._random = np.random.default_rng()
@@ -74,9 +78,11 @@ class Gossip(Parameters, ABC):
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
+        """Return nothing: random numbers begin anew."""
         return {}  # random numbers begin anew
 
     def close(self) -> None:
+        """Close the stores."""
         if self._members is not None:
             self._members.close()
 
@@ -100,6 +106,7 @@ class PullGossip(Gossip):
         self._members.store.publish(x, int(self._marks[members.rank]))
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Take the mean with a partner's model, if it is a new one, and publish the result."""
         partner = self.partner()
         mark = None if partner is None else self.members.pull(partner, self._other)
         assert self._marks is not None
@@ -111,27 +118,28 @@ class PullGossip(Gossip):
         return step + self.period
 
     def publish(self, x: Array, step: int) -> None:
-        """Lets others read the model."""
+        """Let others read the model."""
         assert self._marks is not None
         self._marks[self.members.rank] = step
         self.members.store.publish(x, step)
 
     def state(self) -> Mapping[str, Array]:
+        """Return also the steps of the models that were used."""
         assert self._marks is not None
         return {**super().state(), "marks": self._marks}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take also the steps of the models that were used."""
         super().restore(state)
         if "marks" in state:
             self._marks = np.array(state["marks"])
 
 
 class PushGossip(Gossip):
-    """Every `period` steps a process sends its model to a random other one, and takes the mean of its own
-    and all that have arrived.
+    """Send the model to a random other process every `period` steps, and average with what has arrived.
 
-    Jin et al. 2016. A process that has not used the last model of a sender gets no newer one from it. One
-    that dies gets nothing any more.
+    Jin et al. 2016. A process takes the mean of its own model and all that have arrived. One that has not
+    used the last model of a sender gets no newer one from it. One that dies gets nothing any more.
     """
 
     _arrived: Array | None = None
@@ -150,6 +158,7 @@ class PushGossip(Gossip):
             each.release()
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Average with the models that have arrived, and send the result to a partner."""
         self._receive()
         assert self._arrived is not None
         if self._arrived.size:
@@ -162,11 +171,13 @@ class PushGossip(Gossip):
         return step + self.period
 
     def state(self) -> Mapping[str, Array]:
+        """Return also the models that have arrived."""
         self._receive()
         assert self._arrived is not None
         return {**super().state(), "arrived": self._arrived}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take also the models that had arrived."""
         super().restore(state)
         if "arrived" in state:
             self._arrived = np.array(state["arrived"])
@@ -220,6 +231,7 @@ class SGP(Gossip):
         self.weight *= factor
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Move the sum as the optimizer has moved the model, mix, and return to sum / weight."""
         assert self._sum is not None and self._unbiased is not None
         # The optimizer has moved x = sum / weight.
         np.subtract(x, self._unbiased, out=self._unbiased)
@@ -234,7 +246,7 @@ class SGP(Gossip):
         return step + self.period
 
     def _mix(self) -> None:
-        """Sends a half, and adds what has arrived. Uses the memory of `_unbiased`."""
+        """Send a half, and add what has arrived. It uses the memory of `_unbiased`."""
         assert self._sum is not None and self._unbiased is not None
         members = self.members
         source = rules.exponential_source(members.rank, self._turns, members.size)
@@ -259,7 +271,7 @@ class SGP(Gossip):
             time.sleep(_PAUSE)
 
     def _receive(self, early: bool = False) -> None:
-        """Adds what has arrived: all of it if nobody waits, or if `early`, and else what is due."""
+        """Add what has arrived: all of it if nobody waits, or if `early`, and else what is due."""
         assert self._sum is not None
         arrivals = [*self._early, *self.members.arrivals()]
         used = [each for each in arrivals if early or not self._wait or each.rank in self._due]
@@ -271,8 +283,10 @@ class SGP(Gossip):
             each.release()
 
     def _next(self) -> int | None:
-        """To whom to send: the next process in turn. Where nobody waits for a turn, that which can be
-        reached."""
+        """Return to whom to send: the next process in turn, or None.
+
+        Where nobody waits for a turn, it is the next one that can be reached.
+        """
         members = self.members
         reachable = set(members.reachable)
         for _ in range(1 if self._wait else rules.hops(members.size)):
@@ -283,12 +297,14 @@ class SGP(Gossip):
         return None
 
     def state(self) -> Mapping[str, Array]:
+        """Return sum and weight, with all that has arrived."""
         assert self._sum is not None and self._unbiased is not None
         self._receive(early=True)
         numbers = np.array([self.weight, self._turns])
         return {"sum": self._sum, "unbiased": self._unbiased, "weight and turns": numbers}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take sum, weight and turn."""
         if "sum" not in state:
             return
         self._sum, self._unbiased = np.array(state["sum"]), np.array(state["unbiased"])
@@ -297,11 +313,11 @@ class SGP(Gossip):
 
 
 def _mark_of(weight: float) -> int:
-    """The bits of a number, as a mark."""
+    """Return the bits of a float64 as a mark."""
     return int(struct.unpack("<Q", struct.pack("<d", weight))[0])
 
 
 def weight_of(mark: int) -> float:
-    """The weight that a message of push-sum carries; 0 for what is none."""
+    """Return the weight that a message of push-sum carries; 0 for what is none."""
     weight = float(struct.unpack("<d", struct.pack("<Q", mark))[0])
     return weight if 0 < weight < 1e300 else 0.0

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class GossipPGA(PullGossip):
-    """Every `period` steps, a process takes the mean of its model and that of the process 1, 2, 4, ...
-    further, as it is; every `average_every` steps, all take the mean of all models.
+    """Gossip along the exponential graph every `period` steps, and average all models every `average_every`.
 
-    Only the latter waits. Gossip keeps models near each other meanwhile, so that it can be rare.
+    In gossip, a process takes the mean of its model and that of the process 1, 2, 4, ... further, as it is.
+    Only the average of all models waits. Gossip keeps models near each other meanwhile, so that it can be
+    rare.
     """
 
     waits: ClassVar[bool] = True
@@ -41,28 +42,34 @@ class GossipPGA(PullGossip):
         self._run: Membership | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
+        """Open the stores, and remember the group."""
         self._run = members
         return super().begin(members, x)
 
     def partner(self) -> int | None:
+        """Return the next process along the exponential graph; None if it is lost."""
         members = self.members
         to = rules.exponential_peer(members.rank, self._turns, members.size)
         self._turns += 1
         return to if to in members.reachable else None
 
     def state(self) -> Mapping[str, Array]:
+        """Return also the number of turns."""
         return {**super().state(), "turns": np.array(self._turns)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take also the number of turns."""
         super().restore(state)
         self._turns = int(state["turns"])
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
+        """Return the number of turns, which is equal in all."""
         return {"turns": states[0]["turns"]}
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Average all models if that is due, else gossip."""
         if not rules.averages_globally(step, self._every):
             return super().exchange(x, step, learning_rate)
         mean(self._run, x, f"the models after step {step}")
@@ -70,4 +77,5 @@ class GossipPGA(PullGossip):
         return step + self.period
 
     def conclude(self, x: Array, step: int) -> None:
+        """Average all models."""
         average(self._run, x, f"the models after step {step}, the last one")

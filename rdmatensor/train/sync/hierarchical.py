@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two levels, after Nexus: one synchronizer inside a host, and another one between hosts.
+"""Synchronize on two levels, after Nexus: inside a host, and between hosts.
 
 Wang, Zhang, Ren and Zhang, MASCOTS 2017; docs/papers.md tells which of its ideas is where.
 """
@@ -27,7 +27,7 @@ _made = itertools.count()
 
 
 class Hierarchical(Gradients, Parameters):
-    """`inside` synchronizes the processes of a host in every step, and `between` the hosts.
+    """Synchronize the processes of a host by `inside`, in every step, and the hosts by `between`.
 
     Processes are on one host if they can share memory; with `host_size`, so many successive ranks are one.
     The first process of each host takes part in `between` and passes the result on. `inside` keeps models
@@ -55,7 +55,7 @@ class Hierarchical(Gradients, Parameters):
         self._leaders: Any = None
 
     def _join(self, members: Any) -> None:
-        """Makes the groups; all processes call it at the same place of the program."""
+        """Make the groups. All processes call it at the same place of the program."""
         if self._here is not None:
             return
         assert members.group is not None and members.device is not None
@@ -77,57 +77,65 @@ class Hierarchical(Gradients, Parameters):
         return self._leaders is not None and self._leaders.size > 1
 
     def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+        """Return gradients as `inside` makes them for this host."""
         self._join(members)
         self._inside.names = self.names
         return self._inside.gradients(self._here, gradients, name)
 
     def begin(self, members: Membership, x: Array) -> int:
+        """Let the leaders begin."""
         self._join(members)
         self._between.shapes = self.shapes
         return self._pass_on(self._between.begin(self._leaders, x) if self._leads else 0)
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Let the leaders exchange, and copy their models to their hosts."""
         following = self._between.exchange(x, step, learning_rate) if self._leads else 0
         self._broadcast(x, "the model of this host")
         return self._pass_on(following)
 
     def conclude(self, x: Array, step: int) -> None:
+        """Let the leaders conclude, and copy their models to their hosts."""
         if self._leads:
             self._between.conclude(x, step)
         self._broadcast(x, "the model of this host")
 
     def _pass_on(self, step: int) -> int:
-        """The leader's number of a step. With one host, there is none."""
+        """Return the leader's number of a step. With one host, it never comes."""
         number = np.array([step if self._leads else np.iinfo(np.int64).max], np.int64)
         self._broadcast(number, "the next exchange between hosts")
         return int(number[0])
 
     def _broadcast(self, array: Array, name: str) -> None:
-        """Copies what the leader has to its host."""
+        """Copy what the leader has to its host."""
         here = self._here
         if here.group is not None:
             here.group.broadcast(array, timeout=here.timeout, detail=name)
 
     def observe(self, loss: float) -> None:
+        """Pass the loss on to `between`, in leaders."""
         if self._leads:
             self._between.observe(loss)
 
     def state(self) -> Mapping[str, Array]:
+        """Return the states of both levels."""
         between = self._between.state() if self._leads else {}  # others have not begun it
         kept = {f"inside {name}": each for name, each in self._inside.state().items()}
         return kept | {f"between {name}": each for name, each in between.items()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Take the states of both levels."""
         self._inside.restore(having(state, "inside "))
         if between := having(state, "between "):
             self._between.restore(between)
 
     def close(self) -> None:
+        """Close what is between the hosts."""
         self._between.close()
 
 
 def _host() -> str:
-    """What processes have in common that can share memory: the running system, and its network."""
+    """Return what processes have in common that can share memory: the running system, and its network."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"

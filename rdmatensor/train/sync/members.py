@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other processes as an asynchronous synchronizer sees them: their stores, and who can be reached."""
+"""Reach the other processes of an asynchronous synchronizer: their stores, and who is there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNREACHED = (ConnectionFailure, DeadlineExceeded, RegionError, UsageError)
 
 
 class Members:
-    """This process's store, connected to those of all others.
+    """A store of this process, connected to those of all others.
 
     A process that dies, or whose connection breaks, is left out. A thread tries to reach it again: often if
     it has connected to this store since, and ever more rarely where it was last, because two processes that
@@ -85,8 +85,10 @@ class Members:
             )
 
     def offer(self, x: Array, step: int) -> None:
-        """Lets a process that was lost read the model when it comes back. Call it now and then; with all
-        there, it costs nothing, and otherwise a copy each second."""
+        """Let a process that was lost read the model when it comes back. Call it now and then.
+
+        With all there, it costs nothing, and otherwise a copy each second.
+        """
         now = time.monotonic()
         if now < self._offered + _AGAIN:
             return
@@ -102,31 +104,32 @@ class Members:
 
     @property
     def others(self) -> list[int]:
+        """The ranks of the others."""
         return [rank for rank in range(self.size) if rank != self.rank]
 
     @property
     def reachable(self) -> list[int]:
-        """The others that were not lost, or that have come back."""
+        """The ranks of the others that were not lost, or that have come back."""
         return [rank for rank in self.others if rank not in self._away]
 
     def pull(self, rank: int, into: Array, offset: int = 0) -> int | None:
-        """Reads what the process published last. Returns its mark; None if the process is lost."""
+        """Read what the process published last. Return its mark; None if the process is lost."""
         mark: int | None = self._try(rank, lambda: self.store.pull(rank, into, offset).mark)
         return mark
 
     def push(self, rank: int, data: Array, mark: int = 0) -> bool:
-        """Sends to the process. False if it has not taken what came before, or is lost."""
+        """Send to the process. Return False if it has not taken what came before, or is lost."""
         return bool(self._try(rank, lambda: self.store.push(rank, data, mark)))
 
     def arrivals(self) -> list[Arrival]:
-        """What has arrived, at most one from each. The caller releases them."""
+        """Return what has arrived, at most one from each. The caller releases them."""
         found: list[Arrival] = []
         while len(found) < self.size - 1 and (arrival := self.store.take()) is not None:
             found.append(arrival)
         return found
 
     def serve(self, take: Callable[[Arrival | None], None], pause: float = 1.0) -> None:
-        """Calls `take` for each arrival on a thread of its own, and with None after pauses, until close()."""
+        """Call `take` for each arrival on a thread of its own, and with None after pauses, until close()."""
 
         def run() -> None:
             with suppress(Closed):
@@ -140,7 +143,7 @@ class Members:
         self._server.start()
 
     def wait_for_all(self) -> None:
-        """Says that this process has finished, and serves the others until they have, or are gone."""
+        """Say that this process has finished, and serve the others until they have, or are gone."""
         end = time.monotonic() + self._patience
         while True:
             self.store.set_clock(FINISHED)
@@ -152,6 +155,7 @@ class Members:
                     raise
 
     def close(self) -> None:
+        """Close the stores, and end the threads."""
         self.store.close()
         self._stirred.set()
         if self._seeker is not None:
@@ -181,7 +185,7 @@ class Members:
         self._stirred.set()
 
     def _seek(self) -> None:
-        """Tries to reach those that were lost, until close()."""
+        """Try to reach those that were lost, until close()."""
         pause, due = dict.fromkeys(self.others, _AGAIN), dict.fromkeys(self.others, 0.0)
         with suppress(Closed):
             while not self.store.closed:

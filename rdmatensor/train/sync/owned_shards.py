@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common parameters, cut into a strip for each process, which owns it and applies what others send for it."""
+"""Share parameters in strips, each of which has an owner that applies what others send for it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _VERSION = 1
 
 
 def recut(states: Sequence[Mapping[str, Array]], name: str, rank: int, size: int) -> Array:
-    """The strip of process `rank` of `size`, from what processes kept of all strips as `name`."""
+    """Return the strip of process `rank` of `size`, from what processes kept of all strips as `name`."""
     whole: Array = np.concatenate([each[name] for each in states])
     return whole[rank * whole.size // size : (rank + 1) * whole.size // size]
 
 
 class Strips:
-    """One vector for all processes. Each owns a strip: it alone changes it, on a thread of its own too.
+    """A vector that all processes share. Each owns a strip: it alone changes it, on a thread of its own too.
 
-    With a strip, its owner publishes `version` and the number that came with the last message of each
-    process (`heard`). Use `lock` for `own`, `version` and `heard`.
+    With a strip, its owner publishes `version` and the number that came with the last message of each process
+    (`heard`). Use `lock` for `own`, `version` and `heard`.
     """
 
     def __init__(
@@ -61,18 +61,18 @@ class Strips:
         self.publish()
 
     def restore(self, own: Array) -> None:
-        """Begins with a strip from a backup, as a version that nobody has read."""
+        """Begin with a strip from a backup, as a version that nobody has read."""
         with self.lock:
             self.own[:] = same_size(own, self.own.size)
             self.version = 1
             self.publish()
 
     def serve(self) -> None:
-        """Begins to take what arrives. Call it when `take` can be called."""
+        """Begin to take what arrives. Call it when `take` can be called."""
         self.members.serve(self._serve, self._pause)
 
     def part(self, rank: int) -> slice:
-        """Where the strip of a process lies in the vector."""
+        """Return where the strip of a process lies in the vector."""
         return slice(self._bounds[rank], self._bounds[rank + 1])
 
     @property
@@ -83,7 +83,7 @@ class Strips:
         )
 
     def publish(self) -> None:
-        """Makes the own strip, its version and `heard` visible. Call it under the lock."""
+        """Make the own strip, its version and `heard` visible. Call it under the lock."""
         words = self._sent[: self._head].view(np.uint64)
         words[0] = self.version
         words[_VERSION:] = self.heard
@@ -92,7 +92,10 @@ class Strips:
         self.members.store.publish(self._sent, self.version)
 
     def read(self, rank: int) -> tuple[int, Array, Array] | None:
-        """Version, `heard` and data of a strip; None if its owner is lost. Valid until the next call."""
+        """Return version, `heard` and data of a strip; None if its owner is lost.
+
+        They are valid until the next call.
+        """
         if rank == self.rank:
             with self.lock:
                 return self.version, self.heard.copy(), self.own.copy()
@@ -104,7 +107,7 @@ class Strips:
         return int(words[0]), words[_VERSION:], self._read[self._head : end].view(self.own.dtype)
 
     def send(self, rank: int, data: Array, number: int) -> bool:
-        """Sends to the owner of a strip. False if it is busy with the last message, or lost."""
+        """Send to the owner of a strip. Return False if it is busy with the last message, or lost."""
         if rank != self.rank:
             return self.members.push(rank, np.ascontiguousarray(data), number)
         with self.lock:
@@ -127,18 +130,21 @@ class Owned(Parameters):
 
     @property
     def strips(self) -> Strips:
+        """The strips, once it has begun."""
         assert self._strips is not None
         return self._strips
 
     @property
     def members(self) -> Members:
-        """Who is there."""
+        """The other processes."""
         return self.strips.members
 
     def finish(self) -> None:
+        """Serve the own strip until all have finished."""
         if self._strips is not None:
             self._strips.members.wait_for_all()
 
     def close(self) -> None:
+        """Close the store of strips."""
         if self._strips is not None:
             self._strips.members.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many steps lie between two exchanges of a synchronizer: a fixed number, or one found while training.
+"""Choose how many steps lie between two exchanges: a fixed number, or one found while training.
 
 A period of the losses needs what all processes have seen, so it asks for a mean of some numbers at each
 exchange. What trains and what simulates use the same objects.
@@ -31,18 +31,21 @@ class Period:
         self.steps = int(steps)
 
     def observe(self, loss: float) -> None:
-        """Takes the loss of the next step or steps."""
+        """Take the loss of the next step or steps."""
 
     def following(self, learning_rate: float, mean: Mean) -> int:
-        """The steps until the next exchange. Called at each exchange, with the learning rate in force."""
+        """Return the steps until the next exchange.
+
+        Call it at each exchange, with the learning rate in force.
+        """
         return self.steps
 
     def state(self) -> Mapping[str, Any]:
-        """What a backup keeps."""
+        """Return what a backup keeps."""
         return {"period": np.int64(self.steps)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state` gave."""
+        """Take what `state` gave."""
         self.steps = int(state["period"])
 
     def __repr__(self) -> str:
@@ -50,14 +53,17 @@ class Period:
 
 
 class QSR(Period):
-    """The quadratic rule (arXiv 2310.14423): the smaller the learning rate, the longer the period; never
-    shorter than `base`."""
+    """The quadratic rule (arXiv 2310.14423): the smaller the learning rate, the longer the period.
+
+    It is never shorter than `base`.
+    """
 
     def __init__(self, alpha: float, base: int = 4) -> None:
         super().__init__(base)
         self._alpha, self._base = alpha, base
 
     def following(self, learning_rate: float, mean: Mean) -> int:
+        """Return the period for the learning rate."""
         self.steps = rules.qsr_period(self._alpha, learning_rate, self._base)
         return self.steps
 
@@ -82,10 +88,12 @@ class Quality(Period):
         self._losses: list[float] = []
 
     def observe(self, loss: float) -> None:
+        """Keep the loss for the next exchange."""
         self._losses.append(loss)
 
     def following(self, learning_rate: float, mean: Mean) -> int:
         # The first of these losses is that of the step before the exchange.
+        """Return a longer or shorter period, by the price of the last one."""
         seen, self._losses = self._losses, []
         after = seen[1 : 1 + _LOOK]
         nan = math.nan
@@ -101,9 +109,11 @@ class Quality(Period):
         return self.steps
 
     def state(self) -> Mapping[str, Any]:
+        """Return the period, and the losses that tell its price."""
         return {"period": np.array([self.steps, self._first_loss, self._before, *self._losses])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the period, and the losses that tell its price."""
         steps, self._first_loss, self._before, *self._losses = (
             float(each) for each in state["period"]
         )
@@ -115,5 +125,5 @@ def _mean(values: list[float]) -> float:
 
 
 def as_period(period: int | Period) -> Period:
-    """A number of steps as a Period."""
+    """Return a number of steps as a Period."""
     return period if isinstance(period, Period) else Period(period)

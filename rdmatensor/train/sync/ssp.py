@@ -22,12 +22,12 @@ _PAUSE = 0.0002  # seconds between two looks at what others do without us
 
 
 class SSP(Owned):
-    """After each step a process sends its change to the owners of the model's strips, and reads them.
+    """Send the change of each step to the owners of the model's strips, and read these.
 
-    Ho et al. 2013. It goes on as soon as nobody is more than `slack` steps behind, and then what it reads has
-    all changes up to that step, and its own. The model moves by the mean of all changes. With slack 0, nobody
-    sends before all have read, so this is synchronous training. A process that dies is not waited for; its
-    strip is no longer common.
+    Ho et al. 2013. A process goes on as soon as nobody is more than `slack` steps behind, and then what it
+    reads has all changes up to that step, and its own. The model moves by the mean of all changes. With slack
+    0, nobody sends before all have read, so this is synchronous training. A process that dies is not waited
+    for; its strip is no longer common.
     """
 
     def __init__(self, slack: int = 3) -> None:
@@ -37,6 +37,7 @@ class SSP(Owned):
         self._kept: Array | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
+        """Share the model in strips, and begin to apply what arrives for the own one."""
         self._timeout = members.timeout
         self._base = x.copy()
         self._clock = 0
@@ -55,6 +56,7 @@ class SSP(Owned):
         strips.publish()
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
+        """Send the change of this step, and read the model when nobody is too far behind."""
         strips, store = self.strips, self.strips.members.store
         self._clock += 1
         end = time.monotonic() + self._timeout
@@ -74,7 +76,7 @@ class SSP(Owned):
         return step + 1
 
     def _send(self, owner: int, change: Array, end: float) -> None:
-        """Waits until the owner has applied the change before, which it does without its training."""
+        """Send a change, once the owner has applied the one before, which it does without its training."""
         while not self.strips.send(owner, change, self._clock):
             if owner not in self.strips.members.reachable:
                 return
@@ -97,24 +99,28 @@ class SSP(Owned):
             _pause(end, f"rank {owner} does not apply changes")
 
     def _under_way(self) -> list[int]:
-        """The others whose changes are still to come: those that are there and have not finished."""
+        """Return the others whose changes are still to come: those that are there and have not finished."""
         members = self.strips.members
         found = [(rank, members.store.member(rank)) for rank in members.others]
         return [rank for rank, each in found if not each.gone and each.clock != FINISHED]
 
     def state(self) -> Mapping[str, Array]:
+        """Return the own strip."""
         with self.strips.lock:
             return {"strip": self.strips.own.copy()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Keep the strip for `begin`."""
         self._kept = state["strip"]
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int
     ) -> Mapping[str, Array]:
+        """Return a strip of the whole model."""
         return {"strip": recut(states, "strip", rank, size)}
 
     def finish(self) -> None:
+        """Wait until the last changes are applied, and serve the own strip until all have finished."""
         if self._strips is None:
             return
         end = time.monotonic() + self._timeout
@@ -127,12 +133,12 @@ class SSP(Owned):
 
 
 def _has_sent(clock: int) -> int:
-    """What a process tells the others when it has sent the changes of a step."""
+    """Return the clock of a process that has sent the changes of a step."""
     return max(2 * clock - 1, 0)
 
 
 def _has_read(clock: int) -> int:
-    """What a process tells the others when it has read what all have after a step."""
+    """Return the clock of a process that has read what all have after a step."""
     return 2 * clock
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts large dense layers of a model into strips, one for each process of a group (SplitBrain)."""
+"""Cut large dense layers of a model into strips, one for each process of a group (SplitBrain)."""

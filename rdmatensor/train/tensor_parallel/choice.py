@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a model are cut, and how."""
+"""Choose which layers of a model are cut, and how."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Choice:
 def choose(
     model: Any, wanted: Mapping[str, Mode] | None, smallest: int, parts: int
 ) -> list[Choice]:
-    """What to cut into so many parts, in the order of the model.
+    """Return what to cut into `parts` parts, in the order of the model.
 
-    Either what is wanted, by the names of layers; or all dense layers with at least `smallest` weights: two
-    that follow each other by columns and then by rows, others so that less travels. UsageError if there is
-    nothing, or if what is wanted cannot be done.
+    That is what is wanted, by the names of layers; or all dense layers with at least `smallest` weights: two
+    that follow each other by columns and then by rows, others so that less travels. Raises UsageError if
+    there is nothing, or if what is wanted cannot be done.
     """
     graph = _Graph(model)
     modes = (
@@ -101,7 +101,7 @@ def _found(graph: _Graph, smallest: int, parts: int) -> dict[Any, Mode]:
 
 
 def unfit(layer: Any, mode: Mode, parts: int) -> str | None:
-    """Why a Dense layer cannot be cut so."""
+    """Return why a Dense layer cannot be cut so; None if it can."""
     own = type(layer)
     if own.call is not keras.layers.Dense.call or own.build is not keras.layers.Dense.build:
         return f"its class {own.__name__} computes by itself"
@@ -143,7 +143,7 @@ def _wanted(dense: Iterable[Any], wanted: Mapping[str, Mode], parts: int) -> dic
 
 
 class _Graph:
-    """Which layers of a model, and of models in it, use the results of which others."""
+    """The layers of a model, and of models in it, that use the results of others."""
 
     def __init__(self, model: Any) -> None:
         self.dense: dict[Any, None] = {}  # in their order
@@ -175,7 +175,7 @@ class _Graph:
         self._consumers.setdefault(tensor._keras_history.operation, []).append(consumer)
 
     def next_dense(self, layer: Any) -> tuple[Any, list[Any]]:
-        """The Dense layer that strips of `layer` could reach, and what they pass; None if there is none."""
+        """Return the Dense layer that strips of `layer` could reach, or None, and the layers in between."""
         passed: list[Any] = []
         at = layer
         while _elementwise(at) and self._uses[at] == 1 and len(self._consumers[at]) == 1:
@@ -188,7 +188,7 @@ class _Graph:
 
 
 def _elementwise(layer: Any) -> bool:
-    """Whether a layer treats each value of its result by itself."""
+    """Return whether a layer treats each value of its result by itself."""
     if getattr(layer, "activity_regularizer", None) is not None:
         return False
     if isinstance(layer, (keras.layers.Dense, keras.layers.Activation)):

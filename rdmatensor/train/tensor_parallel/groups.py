@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The groups over which layers are cut: who has which strip, and who has the same one."""
+"""Group the processes over which layers are cut: who has which strip, and who has the same one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOSSES = (
 
 
 class Groups(Division):
-    """Cuts a run into groups of `size` successive ranks. All processes make it at the same place."""
+    """The groups of `size` successive ranks of a run. All processes make it at the same place."""
 
     def __init__(self, run: Session, size: int, period: int) -> None:
         assert run.group is not None and run.device is not None
@@ -65,7 +65,7 @@ class Groups(Division):
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
-        """Ends this process's groups if a member is lost inside.
+        """End this process's groups if a member is lost within the block.
 
         Processes of other groups share no group with that member. They wait for this process, which may stay
         alive, and shall learn at once that it trains no more.
@@ -82,6 +82,7 @@ class Groups(Division):
 
     @contextmanager
     def leading(self) -> Iterator[None]:
+        """Let the other processes save and load with a callback of rank 0, and learn whether it fails."""
         if self.leads:  # a callback that another one calls
             yield
             return
@@ -94,6 +95,7 @@ class Groups(Division):
             self.tell(last)
 
     def follow(self, model: Any, name: str) -> None:
+        """Save and load, as rank 0 says, until its callback ends."""
         while (word := self.tell()) != DONE:
             if word == FAILED:
                 raise UsageError(f"{name} failed in rank 0, which knows why")
@@ -101,7 +103,7 @@ class Groups(Division):
             act("what rank 0 names")
 
     def tell(self, word: int = DONE) -> int:
-        """Rank 0's word, in all processes."""
+        """Return rank 0's word in all processes, which all call it."""
         words = np.array([word], np.int64)
         return int(operations.broadcast(self.run, words, 0, "what a callback of rank 0 does")[0])
 
@@ -161,7 +163,7 @@ class Groups(Division):
 
     @operations.no_autograph
     def squared_norms(self, gradients: Sequence[Any], strips: Sequence[bool], name: str) -> Any:
-        """The squared norm of each gradient, of strips that of the whole, as a vector of float32."""
+        """Return the squared norm of each gradient, of strips that of the whole, as a vector of float32."""
         norms = tf.stack([_squared_norm(each) for each in gradients])
         if self.size == 1 or not any(strips):
             return norms
@@ -172,6 +174,7 @@ class Groups(Division):
         return tf.where(mask, summed, norms)
 
     def senders(self, run: Session, root: int) -> tuple[Any, int]:
+        """Return the processes that have this one's strip, and the one of them in `root`'s group."""
         return self.across, root // self.size
 
     @operations.no_autograph
@@ -204,7 +207,7 @@ class Groups(Division):
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error about a member. TensorFlow adds lines about where it was raised."""
+    """Return the first line of an error about a member. TensorFlow adds where it was raised."""
     lines = str(error).splitlines() or [""]
     return next((line for line in lines if "member" in line), lines[0]).strip()
 

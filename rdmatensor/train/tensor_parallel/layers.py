@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense layers of which each process of a group has a strip, and what they exchange.
+"""Compute dense layers of which each process of a group has a strip.
 
 Inside a group, activations have one of two forms. As rows, a process has all values of its own examples. As
 strips, it has its part of the values of all examples of the group. A layer that is cut by columns takes the
@@ -26,7 +26,7 @@ Mode = Literal["column", "row"]
 
 @dataclass(frozen=True)
 class LayerCut:
-    """How a layer is cut, and the form of what it takes and gives."""
+    """The cut of a layer, and the form of what it takes and gives."""
 
     groups: Groups
     mode: Mode
@@ -35,11 +35,12 @@ class LayerCut:
 
 
 class CutDense:
-    """What `cut_layer` puts in front of the class of a Dense layer."""
+    """The class that `cut_layer` puts in front of a Dense layer's."""
 
     _rdmatensor_layer_cut: LayerCut
 
     def call(self, inputs: Any, training: Any = None) -> Any:
+        """Compute this process's part of the layer's result; see LayerCut for its form."""
         layer: Any = self
         layer_cut, name = self._rdmatensor_layer_cut, plain(layer.name)
         groups = layer_cut.groups
@@ -61,10 +62,15 @@ class CutDense:
         return result if layer.activation is None else layer.activation(result)
 
     def save_own_variables(self, store: Any) -> None:
+        """Save the whole weights."""
         for number, variable in enumerate(_variables(self)):
             store[str(number)] = to_save(variable)
 
     def load_own_variables(self, store: Any) -> None:
+        """Load whole weights, of which each process gets its strip.
+
+        Raises UsageError if the file has others.
+        """
         variables = _variables(self)
         if len(store.keys()) != len(variables):
             layer: Any = self
@@ -80,7 +86,7 @@ def _variables(layer: Any) -> list[Any]:
 
 
 def cut_layer(layer: Any, layer_cut: LayerCut) -> None:
-    """Leaves this process's strip in a layer that is built. It keeps the name and module of its class."""
+    """Leave this process's strip in a layer that is built. It keeps the name and module of its class."""
     cut(layer._kernel, 1 if layer_cut.mode == "column" else 0, layer_cut.groups)
     if layer_cut.mode == "column" and layer.bias is not None:
         cut(layer.bias, 0, layer_cut.groups)
@@ -90,7 +96,7 @@ def cut_layer(layer: Any, layer_cut: LayerCut) -> None:
 
 @operations.no_autograph
 def as_strips(groups: Groups, rows: Any, name: str) -> Any:
-    """Exchanges rows for strips: each process gets its part of the last dimension, for all examples."""
+    """Exchange rows for strips: each process gets its part of the last dimension, for all examples."""
     length, size = int(rows.shape[-1]), groups.size
     width = widest(length, size)
     parts = []
@@ -104,7 +110,7 @@ def as_strips(groups: Groups, rows: Any, name: str) -> Any:
 
 @operations.no_autograph
 def as_rows(groups: Groups, strips: Any, length: int, name: str) -> Any:
-    """Exchanges strips for rows: each process gets the whole last dimension, for its own examples."""
+    """Exchange strips for rows: each process gets the whole last dimension, for its own examples."""
     size = groups.size
     found = operations.all_to_all(groups.inside, _padded(strips, widest(length, size)), name)
     parts = []

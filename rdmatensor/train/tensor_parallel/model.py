@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""split(), and models whose layers are cut: they are saved as if they were whole."""
+"""Split models: cut their layers, and save them as if they were whole."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from .slices import LOAD, gathered, spread, strip_of
 
 
 class SplitModel:
-    """What `split` puts in front of the class of a model. All processes call its methods."""
+    """The class that `split` puts in front of a model's. All processes call its methods."""
 
     _rdmatensor_groups: Groups
 
     def fit(self, *arguments: Any, **named: Any) -> Any:
-        """Trains. If a member is lost, processes of other groups learn of it too."""
+        """Train. If a member is lost, processes of other groups learn of it too."""
         with self._rdmatensor_groups.ending_together():
             return super().fit(*arguments, **named)  # type: ignore[misc]
 
     def train_on_batch(self, *arguments: Any, **named: Any) -> Any:
-        """Trains one step, as fit() does."""
+        """Train one step, as fit() does."""
         with self._rdmatensor_groups.ending_together():
             return super().train_on_batch(*arguments, **named)  # type: ignore[misc]
 
     def save(self, filepath: Any, *arguments: Any, **named: Any) -> None:
-        """Saves the whole model, in rank 0. It loads where rdmatensor is not installed."""
+        """Save the whole model, in rank 0. It loads where rdmatensor is not installed."""
         with gathered(self._rdmatensor_groups, variables_of(self)):
             if self._rdmatensor_groups.run.rank == 0:
                 super().save(filepath, *arguments, **named)  # type: ignore[misc]
 
     def save_weights(self, filepath: Any, *arguments: Any, **named: Any) -> None:
-        """Saves the weights of the whole model and the state of its optimizer, in rank 0."""
+        """Save the weights of the whole model and the state of its optimizer, in rank 0."""
         with gathered(self._rdmatensor_groups, variables_of(self)):
             if self._rdmatensor_groups.run.rank == 0:
                 super().save_weights(filepath, *arguments, **named)  # type: ignore[misc]
 
     def load_weights(self, filepath: Any, *arguments: Any, **named: Any) -> None:
-        """Loads what a whole or a split model has saved. Rank 0 reads the file; the others get its values."""
+        """Load what a whole or a split model has saved. Rank 0 reads the file; the others get its values."""
         model: Any = self
         groups = self._rdmatensor_groups
         if groups.leads:
@@ -70,7 +70,7 @@ class SplitModel:
             operations.trim()
 
     def export(self, *arguments: Any, **named: Any) -> None:
-        """Raises UsageError."""
+        """Raise UsageError: a process has strips only."""
         raise UsageError(
             "a process has strips of this model only: save() it, load that file, and export the model"
         )
@@ -84,7 +84,7 @@ def split(
     period: int = 1,
     smallest: int = 1 << 20,
 ) -> Any:
-    """Cuts the large dense layers of a Keras model over groups of processes. Returns the model, changed.
+    """Cut the large dense layers of a Keras model over groups of processes. Return the model, changed.
 
     Each of `group_size` successive ranks (None: all) keeps a strip of the weights of these layers, and of the
     optimizer's state; all other layers are trained as before, by averages of gradients. To float accuracy the
@@ -93,13 +93,13 @@ def split(
 
     Cut are Dense layers with at least `smallest` weights, or those that `layers` names: {"fc1": "column",
     "fc2": "row"}. By "column", a process has some of the outputs; by "row", some of the inputs; a column
-    layer that a row layer follows exchanges nothing between the two. With a `period`, groups train apart,
-    and the mean of their parameters is taken every so many steps; otherwise gradients are averaged over all
+    layer that a row layer follows exchanges nothing between the two. With a `period`, groups train apart, and
+    the mean of their parameters is taken every so many steps; otherwise gradients are averaged over all
     groups in every step.
 
     All processes call it, after init() and before the optimizer is built; the weights are rank 0's. Use
-    distribute() for the optimizer, with AllReduce. save(), save_weights() and load_weights() treat the
-    model as a whole, and have to be called by all processes. Alone, a process keeps the model as it is.
+    distribute() for the optimizer, with AllReduce. save(), save_weights() and load_weights() treat the model
+    as a whole, and have to be called by all processes. Alone, a process keeps the model as it is.
 
     Raises UsageError if the model is not built, is no Sequential or functional one, or has nothing that can
     be cut so; and what init() raises if a process is lost.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What optimizers have to know of strips: their state is cut too, and norms are those of whole gradients."""
+"""Let optimizers treat strips as parts: their state is cut too, and norms are those of whole gradients."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _OF_MATRICES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimiz
 
 
 class WithStrips:
-    """What an optimizer of a split model has between its own class and what distribute() put in front."""
+    """The class that lies, in a split model's optimizer, between its own and the one of distribute()."""
 
     _rdmatensor_variables: Sequence[Any] = ()
 
     def build(self, variables: Sequence[Any]) -> None:
+        """Build the optimizer. Raises UsageError if it needs whole matrices, and some are cut."""
         if isinstance(self, _OF_MATRICES) and groups_of(variables) is not None:
             raise UsageError(
                 f"{type(self).__name__} needs whole matrices, and split() has cut some: use an optimizer "
@@ -32,6 +33,7 @@ class WithStrips:
         super().build(variables)  # type: ignore[misc]
 
     def add_variable_from_reference(self, reference_variable: Any, *more: Any, **named: Any) -> Any:
+        """Add a variable, and mark it as a strip if its reference is one."""
         variable = super().add_variable_from_reference(reference_variable, *more, **named)  # type: ignore[misc]
         strip = strip_of(reference_variable)
         if strip is not None:
@@ -61,11 +63,13 @@ class WithStrips:
         ]
 
     def save_own_variables(self, store: Any) -> None:
+        """Save the whole state, inside `gathered`."""
         optimizer: Any = self
         for number, variable in enumerate(optimizer.variables):
             store[str(number)] = to_save(variable)
 
     def load_own_variables(self, store: Any) -> None:
+        """Load a whole state, of which each process gets its strips."""
         optimizer: Any = self
         if groups_of(optimizer.variables) is None or len(store.keys()) != len(optimizer.variables):
             super().load_own_variables(store)  # type: ignore[misc]

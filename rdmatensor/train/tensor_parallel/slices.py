@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strips of variables: which part of a variable a process has, and how strips become the whole again."""
+"""Cut variables into strips, and join strips to the whole."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ _SLICE = 4 << 20
 
 
 def bounds(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Where part `index` begins and ends. The first parts have one element more if they are not equal."""
+    """Return where part `index` begins and ends.
+
+    If parts are not equal, the first ones have one element more.
+    """
     size, more = divmod(length, parts)
     start = index * size + min(index, more)
     return start, start + size + (index < more)
 
 
 def widest(length: int, parts: int) -> int:
-    """The size of the largest part."""
+    """Return the size of the largest part."""
     return -(-length // parts)
 
 
@@ -49,12 +52,15 @@ class Strip(Part):
     name: str
 
     def of(self, whole: Any) -> Any:
-        """This process's part of an array or tensor."""
+        """Return this process's part of an array or tensor."""
         start, stop = bounds(self.shape[self.axis], self.division.size, self.division.place)
         return whole[(slice(None),) * self.axis + (slice(start, stop),)]
 
     def whole(self, variable: Any) -> Array:
-        """Joins the parts of all processes of the group, in rank 0. All of them call it."""
+        """Join the parts of all processes of the group, in rank 0; elsewhere, return no rows.
+
+        All of them call it.
+        """
         inside, length = self.division.inside, self.shape[self.axis]
         width = widest(length, inside.size)
         # Parts travel with equal sizes, along the first dimension.
@@ -74,7 +80,10 @@ class Strip(Part):
         return np.moveaxis(joined, 0, self.axis) if wanted else joined
 
     def received(self, whole: Array | None, dtype: Any) -> Array:
-        """This process's part of an array that rank 0 has; None elsewhere. All processes call it."""
+        """Return this process's part of an array that rank 0 has; `whole` is None elsewhere.
+
+        All processes call it.
+        """
         run = self.division.run
         mine = np.empty(self.of(np.broadcast_to(np.zeros((), dtype), self.shape)).shape, dtype)
         start, stop = bounds(self.shape[self.axis], self.division.size, self.division.place)
@@ -97,24 +106,24 @@ class Strip(Part):
 
 
 def _rows(array: Array, parts: int = 1) -> int:
-    """The number of rows of an array that travel at once if each of `parts` processes sends as many."""
+    """Return how many rows of an array travel at once if each of `parts` processes sends as many."""
     row = array.nbytes // max(len(array), 1) * parts
     return max(_SLICE // max(row, 1), 1)
 
 
 def strip_of(variable: Any) -> Strip | None:
-    """Which part of a variable of the model or the optimizer this is; None if it is whole."""
+    """Return which part of a variable of the model or the optimizer this is; None if it is whole."""
     part = part_of(variable)
     return part if isinstance(part, Strip) else None
 
 
 def groups_of(variables: Sequence[Any]) -> Groups | None:
-    """The groups of the first variable that is cut."""
+    """Return the groups of the first variable that is cut; None if none is."""
     return next((s.division for s in map(strip_of, variables) if s is not None), None)
 
 
 def cut(variable: Any, axis: int, groups: Groups) -> None:
-    """Replaces a variable of Keras by this process's part of rank 0's values. All processes call it."""
+    """Replace a variable of Keras by this process's part of rank 0's values. All processes call it."""
     strip = Strip(groups, tuple(variable.shape), axis, variable.path)
     dtype = variable.value.dtype.as_numpy_dtype
     whole = None
@@ -134,7 +143,7 @@ def cut(variable: Any, axis: int, groups: Groups) -> None:
 
 
 class _Times(keras.regularizers.Regularizer):  # type: ignore[misc]
-    """What a strip adds to the loss of one process. The mean over processes is that of the whole variable."""
+    """The regularizer of a strip. The mean of its losses over processes is that of the whole variable."""
 
     def __init__(self, inner: Any, factor: int) -> None:
         self._inner, self._factor = inner, factor
@@ -145,7 +154,7 @@ class _Times(keras.regularizers.Regularizer):  # type: ignore[misc]
 
 @contextmanager
 def gathered(groups: Groups, variables: Sequence[Any]) -> Iterator[None]:
-    """Inside, rank 0 saves whole variables. All processes call it with the same variables."""
+    """Let rank 0 save whole variables within the block. All processes call it with the same variables."""
     if groups.leads:
         groups.tell(SAVE)
     found: dict[int, Array] = {}
@@ -165,7 +174,7 @@ def gathered(groups: Groups, variables: Sequence[Any]) -> Iterator[None]:
 
 
 def to_save(variable: Any) -> Any:
-    """The whole variable, inside `gathered`. UsageError elsewhere, if it is cut."""
+    """Return the whole variable, inside `gathered`. Raises UsageError elsewhere, if it is cut."""
     strip = strip_of(variable)
     if strip is None:
         return np.asarray(tf.convert_to_tensor(variable))
@@ -179,7 +188,7 @@ def to_save(variable: Any) -> Any:
 
 
 def take(variable: Any, whole: Any) -> None:
-    """Sets a variable to its part of the whole."""
+    """Set a variable to its part of the whole. Raises UsageError if the file's has another shape."""
     strip = strip_of(variable)
     if strip is None:
         variable.assign(whole)
@@ -193,7 +202,7 @@ def take(variable: Any, whole: Any) -> None:
 
 
 def spread(groups: Groups, variables: Sequence[Any]) -> None:
-    """Sets strips to their parts of what rank 0 has loaded. All processes call it."""
+    """Set strips to their parts of what rank 0 has loaded. All processes call it."""
     wholes = groups.wholes or {}
     for each in variables:
         strip = strip_of(each)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets processes agree which variables they exchange, and how, before they do.
+"""Let processes agree which variables they exchange, and how, before they do.
 
 A variable has the number under which all processes have agreed on it first. Operations on variables carry
 these numbers and the names, so that they fail where processes mean different ones.
@@ -25,7 +25,7 @@ _UNNAMED = ("sequential/", "functional/")
 
 
 def label(variable: Any) -> str:
-    """What names the variable in an operation. Call `agree` first."""
+    """Return the name of a variable in operations and errors. Call `agree` first."""
     path = plain(str(getattr(variable, "path", None) or variable.name).removesuffix(":0"))
     # A layer that was built alone, such as by adapt(), has no model in its path.
     while path.startswith(_UNNAMED):
@@ -35,7 +35,7 @@ def label(variable: Any) -> str:
 
 
 def labels_of(sources: Sequence[Any]) -> list[str]:
-    """What names gradients of variables or tensors."""
+    """Return names for gradients of variables or tensors."""
     return [label(each) if _is_variable(each) else f"source {i}" for i, each in enumerate(sources)]
 
 
@@ -47,7 +47,7 @@ def agree(
     more: Sequence[str] = (),
     always: bool = True,
 ) -> None:
-    """Makes sure that all processes mean the same variables, and have the same lines in `more`.
+    """Make sure that all processes mean the same variables, and have the same lines in `more`.
 
     All of them call it, in eager code or while a step is traced. Without `always`, it does nothing if they
     have agreed on all these variables before.
@@ -71,7 +71,7 @@ def agree(
 
 
 def _kind_of(variable: Any) -> str:
-    """Type and shape, of a part that of the whole; only the type if parts have shapes of their own."""
+    """Return a variable's type, and its shape: of a part, that of the whole, unless parts differ in shape."""
     part = part_of(variable)
     shape = variable.shape if part is None else part.shape
     dtype = tf.as_dtype(variable.dtype).name
@@ -88,7 +88,7 @@ def _set_number(variable: Any, number: tuple[Any, Any]) -> None:
 
 
 def described(thing: Any) -> str:
-    """A synchronizer and its settings, as far as processes have to have the same ones."""
+    """Return a synchronizer's class and settings, as far as processes must have the same ones."""
     settings = []
     for name, value in sorted(vars(thing).items()):
         ours = type(value).__module__.partition(".")[0] == "rdmatensor"
@@ -100,7 +100,7 @@ def described(thing: Any) -> str:
 
 
 def settings_of(optimizer: Any) -> list[str]:
-    """What an optimizer is made of, but for its name: equal gradients change equal models alike only so."""
+    """Return an optimizer's settings, but its name: models stay equal only if all processes have the same."""
     with tf.init_scope():
         config = optimizer.get_config()
     return [f"{type(optimizer).__name__}", *_settings(config, "")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow as sync/ and run/ see it."""
+"""Implement Backend in TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,34 +22,42 @@ if TYPE_CHECKING:
 
 
 class TensorFlow(Backend):
-    """See Backend."""
+    """TensorFlow as sync/ and run/ see it; see Backend."""
 
     def load(self) -> None:
+        """Load the library of operations."""
         operations.library()
 
     def begin(self, together: Callable[[], Any]) -> None:
+        """Watch fits, and synchronize moments of batches."""
         watch_fits()
         synchronize_moments(together)
 
     def share(self, device: Device) -> Any:
+        """Put tensors where the device's peers can read them. Return an address for `unshare`."""
         function = library().rdt_tf_arena_share
         function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         return function(int(ffi.cast("intptr_t", device._handle)))
 
     def unshare(self, shared: Any) -> None:
+        """Put no more tensors there."""
         function = library().rdt_tf_arena_unshare
         function.restype, function.argtypes = None, [ctypes.c_void_p]
         function(shared)
 
     def join(self, device: Device, group: Group, timeout: float, left: Any) -> Any:
+        """Return the group as a resource of TensorFlow."""
         with tf.init_scope():  # it may be called while a step is traced
             return operations.handle_of(device, group, timeout, left)
 
     def leave(self, handle: Any, release: bool) -> None:
+        """Run the operation that ends those of the group."""
         operations.library().rdmatensor_leave(handle, release=release)
 
     def mean(self, members: Any, grads: Sequence[Any], *how: Any) -> list[Any]:
+        """Average gradients in buckets."""
         return gradients.mean(members, grads, *how)
 
     def as_vector(self, members: Any, grads: Sequence[Any], *how: Any) -> list[Any]:
+        """Change gradients as one vector of float32."""
         return gradients.as_vector(members, grads, *how)

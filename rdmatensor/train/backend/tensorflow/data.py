@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the data that this process trains on."""
+"""Give each process its part of the data."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from .rows import Batches, as_arrays, count_of, every, marks_of, rows_of
 
 
 def shard(data: Any, remainder: bool = False) -> Any:
-    """This process's part of `data`. Every process gets equally much, so that all take the same number of
-    steps.
+    """Return this process's part of `data`. All get equally much, so that they take equally many steps.
 
-    `data` is a tf.data.Dataset, of which this process takes every size-th element from the rank-th on
-    (shard it before shuffle and batch, or shard batches); a keras.utils.PyDataset or an iterator, of whose
-    batches it takes as many; or an array, or a tuple, list or dict of arrays with equally many rows, of
-    which it takes the rows in the same way: `model.fit(*shard((x, y)))`. Arrays are those of numpy,
-    TensorFlow (ragged and sparse, too), SciPy and pandas, and lists of numbers; None stays None. What does
-    not fill a round of all processes is left out, unless `remainder` is true: then some processes get one
-    element more, which suits `evaluate`, validation, and training with callbacks(uneven=True).
+    `data` is a tf.data.Dataset, of which this process takes every size-th element from the rank-th on (shard
+    it before shuffle and batch, or shard batches); a keras.utils.PyDataset or an iterator, of whose batches
+    it takes as many; or an array, or a tuple, list or dict of arrays with equally many rows, of which it
+    takes the rows in the same way: `model.fit(*shard((x, y)))`. Arrays are those of numpy, TensorFlow (ragged
+    and sparse, too), SciPy and pandas, and lists of numbers; None stays None. What does not fill a round of
+    all processes is left out, unless `remainder` is true: then some processes get one element more, which
+    suits `evaluate`, validation, and training with callbacks(uneven=True).
 
-    All processes call it, with the same data in the same order, which they compare as far as they can see
-    it: rows of arrays, seeds of shuffles. Raises UsageError for other data, if the order is not the same in
-    all processes, and if there is less than one element for each process.
+    All processes call it, with the same data in the same order, which they compare as far as they can see it:
+    rows of arrays, seeds of shuffles. Raises UsageError for other data, if the order is not the same in all
+    processes, and if there is less than one element for each process.
     """
     run = current()
     if isinstance(data, tf.data.Dataset):
@@ -49,7 +48,10 @@ def shard(data: Any, remainder: bool = False) -> Any:
 
 
 def arrays_of(data: Any) -> tuple[Any, int]:
-    """The arrays in `data`, and how many rows each has. UsageError if there are none, or they differ."""
+    """Return the arrays in `data`, and how many rows each has.
+
+    Raises UsageError if there are none, or they differ.
+    """
     kinds = [each.__module__ for each in type(data).__mro__]
     if any(each.startswith("torch.utils.data") for each in kinds):
         raise UsageError(
@@ -68,8 +70,10 @@ def arrays_of(data: Any) -> tuple[Any, int]:
 
 
 def agree(run: Session, data: Any) -> None:
-    """UsageError in all processes if `data`, a tf.data.Dataset or arrays, differs between them or their order
-    does."""
+    """Raise UsageError in all processes if they have different data, or another order of it.
+
+    `data` is a tf.data.Dataset or a structure of arrays. All processes call it.
+    """
     if run.size == 1 or run.returns:
         return
     order = Order(data) if isinstance(data, tf.data.Dataset) else None
@@ -128,7 +132,10 @@ def _of_batches(run: Session, data: Any, remainder: bool) -> Any:
 
 
 def _rounds(count: int, size: int, remainder: bool = False) -> int:
-    """How many elements the processes take together."""
+    """Return how many elements the processes take together.
+
+    Raises UsageError if that is less than one each.
+    """
     if count < size:
         raise UsageError(
             f"there are {count} elements for {size} processes: each needs at least one; shard before "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells whether an optimizer can update parts of a variable by themselves."""
+"""Tell whether an optimizer can update parts of a variable by themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHAPE, _CUT = (4, 6), 9
 
 
 def refuse_if_not_elementwise(optimizer: Any) -> None:
-    """UsageError if the parts of a variable do not become what they become as a whole.
+    """Raise UsageError if the optimizer updates a part of a variable otherwise than within the whole.
 
     An optimizer that is not one of Keras's well-known ones is tried on a small variable.
     """

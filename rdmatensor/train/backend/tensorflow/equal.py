@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies variables of one process to all others, and tells which ones differ."""
+"""Copy variables of one process to all others, and tell which ones differ."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ROUNDING = 1e-3
 
 
 def broadcast_variables(run: Session, variables: Sequence[Any], root: int, name: str) -> None:
-    """Sets variables to their values in `root`. Their order, types and shapes are the same everywhere.
+    """Set variables to their values in `root`. Their order, types and shapes are the same everywhere.
 
-    Seeds stay as they are, because they differ on purpose: processes drop out different units.
-    Parts of divided variables come from the process that has the same part as this one; see parts.py.
+    Seeds stay as they are, because they differ on purpose: processes drop out different units. Parts of
+    divided variables come from the process that has the same part as this one; see parts.py.
     """
     if run.size == 1:
         return
@@ -45,7 +45,7 @@ def broadcast_variables(run: Session, variables: Sequence[Any], root: int, name:
 
 
 def comparable(variables: Sequence[Any]) -> list[Any]:
-    """Those that all processes have, with equal values: no seeds, parts, or texts."""
+    """Return the variables that all processes have with equal values: no seeds, parts, or texts."""
     return [
         each
         for each in variables
@@ -54,7 +54,7 @@ def comparable(variables: Sequence[Any]) -> list[Any]:
 
 
 def differing(run: Session, variables: Sequence[Any], name: str) -> list[Any]:
-    """The variables that are not equal in all processes, to the bit. All processes get the same ones."""
+    """Return the variables that are not equal, to the bit, in all processes. All get the same answer."""
     if run.size == 1 or not variables:
         return []
     values = (np.ravel(tf.convert_to_tensor(each).numpy()) for each in variables)
@@ -65,8 +65,10 @@ def differing(run: Session, variables: Sequence[Any], name: str) -> list[Any]:
 
 
 def take_rank_0s(run: Session, variables: Sequence[Any], name: str, *, always: bool) -> list[str]:
-    """Sets variables that differ to rank 0's values. Returns the names of those that differed by more than
-    rounding, which keep their values unless `always`."""
+    """Set variables that differ to rank 0's values.
+
+    Return the names of those that differ by more than rounding. These keep their values unless `always`.
+    """
     far = []
     for each in differing(run, variables, name):
         mine = tf.convert_to_tensor(each)
@@ -86,8 +88,10 @@ def take_rank_0s(run: Session, variables: Sequence[Any], name: str, *, always: b
 
 @operations.no_autograph
 def refuse_different(run: Session, variables: Sequence[Any]) -> None:
-    """Raises UsageError if processes begin to train with different weights. All call it in their first step,
-    also while it is traced."""
+    """Raise UsageError if processes begin to train with different weights.
+
+    All processes call it in their first step, also while it is traced.
+    """
     if run.size == 1 or run.group is None:
         return
     known = [each for each in variables if isinstance(each, (tf.Variable, keras.Variable))]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a synchronizer change the parameters between two steps, from inside TensorFlow's graph; and what a
-backup keeps of synchronizers."""
+"""Let a synchronizer change the parameters between two steps, from inside TensorFlow's graph.
+
+It also says what a backup keeps of a synchronizer.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _ALIGNED = 64
 
 
 def _apart(x: Array) -> Array:
-    """A copy that variables do not share when TensorFlow gets it, because synchronizers change it later."""
+    """Return a copy in memory that TensorFlow does not alias, because synchronizers change it later."""
     room = np.empty(x.nbytes + _ALIGNED, np.uint8)
     start = (_ALIGNED // 2 - room.ctypes.data) % _ALIGNED
     copy: Array = room[start : start + x.nbytes].view(x.dtype)
@@ -46,20 +48,26 @@ class Kept:
         run.closing.append(self._leave)
 
     def _leave(self) -> None:
-        """Closes the synchronizer, which begins anew if the process joins again: others may have failed at
-        another step."""
+        """Close the synchronizer.
+
+        It begins anew if the process joins again: others may have failed at another step.
+        """
         self.sync.close()
         _reset(self.sync, self._fresh)
 
     def kept(self) -> dict[str, Array]:
-        """What a backup keeps."""
+        """Return what a backup keeps of the synchronizer."""
         state = {f"state {name}": np.asarray(each) for name, each in self.sync.state().items()}
         return {"kind": np.array(type(self.sync).__name__), **state}
 
     def restore(self, kept: Sequence[Mapping[str, Array]], rank: int) -> bool:
-        """Takes what `kept` gave in an earlier program: here, or in all processes if there was another number
-        of them. Returns whether it was of the same synchronizer. UsageError if that needs as many processes
-        as before."""
+        """Take what `kept` gave in an earlier program.
+
+        Return whether it was of the same kind of synchronizer.
+
+        `kept` has this process's state, or those of all processes if there was another number of them. Raises
+        UsageError if the synchronizer can only go on with as many as before.
+        """
         if any(str(each.get("kind")) != type(self.sync).__name__ for each in kept):
             return False
         states: list[Mapping[str, Array]] = [having(each, "state ") for each in kept]
@@ -87,7 +95,7 @@ class Exchange(Kept):
 
     @no_autograph
     def before(self, variables: Sequence[Any]) -> None:
-        """Begins, in the first step. Call it before the update."""
+        """Begin, in the first step. Call it before the update."""
         self.sync.shapes = [tuple(each.shape) for each in variables]
         if [*map(id, variables)] != [*map(id, self.variables)]:
             self.variables = list(variables)
@@ -103,7 +111,7 @@ class Exchange(Kept):
 
     @no_autograph
     def after(self, variables: Sequence[Any], step: Any, learning_rate: Any) -> None:
-        """Exchanges, if it is due. Call it after the update."""
+        """Exchange, if it is due. Call it after the update."""
         step, learning_rate = tf.cast(step, tf.int64), tf.cast(learning_rate, tf.float64)
 
         def exchange() -> Any:
@@ -140,7 +148,7 @@ class Exchange(Kept):
         return np.int64(first if self._resumed is None else self._resumed)
 
     def come_back(self, variables: Sequence[Any]) -> int:
-        """Begins, in eager code, with the model of another process. Returns the step at which that was."""
+        """Begin, in eager code, with the model of another process. Return the step at which that was."""
         self.variables = list(variables)
         x = _joined(variables).numpy()
         self._run.step = read_model(self._run, x)
@@ -149,7 +157,7 @@ class Exchange(Kept):
         return self._run.step
 
     def conclude(self, step: int) -> None:
-        """Lets the synchronizer bring the models together, in eager code, when training ends."""
+        """Let the synchronizer bring the models together, in eager code, when training ends."""
         self.apart.clear()
         if not self._begun or self._x is None:
             return
@@ -158,9 +166,9 @@ class Exchange(Kept):
         self._assign(self.variables, self._x)
 
     def settle(self, more: Sequence[Any]) -> None:
-        """Sets the parameters, and `more` variables, to their means over all processes, until `part`.
+        """Set the parameters, and `more` variables, to their means over all processes, until `part`.
 
-        Does nothing where models do not differ, or where processes do not wait for each other.
+        Do nothing where models do not differ, or where processes do not wait for each other.
         """
         if not (self._begun and self.sync.apart) or self.apart:
             return
@@ -171,7 +179,7 @@ class Exchange(Kept):
             self._assign(variables, x)
 
     def part(self) -> None:
-        """Gives this process its own parameters back."""
+        """Give this process its own parameters back."""
         for variable, value in self.apart.values():
             variable.assign(value)
         self.apart.clear()
@@ -194,10 +202,11 @@ class Exchange(Kept):
         return self._x, np.int64(following)
 
     def kept(self) -> dict[str, Array]:
-        """What a backup keeps; nothing before the first step."""
+        """Return what a backup keeps: nothing before the first step."""
         return {"next": self._next.numpy(), **super().kept()} if self._begun else {}
 
     def restore(self, kept: Sequence[Mapping[str, Array]], rank: int) -> bool:
+        """Take also the step of the next exchange."""
         fits = super().restore(kept, rank)
         if fits:
             self._resumed = int(kept[rank % len(kept)]["next"])
@@ -205,7 +214,7 @@ class Exchange(Kept):
 
 
 def _settings(sync: Synchronizer) -> dict[str, Any] | None:
-    """What a synchronizer has before it begins; None if that cannot be copied."""
+    """Return a copy of what a synchronizer has before it begins; None if that cannot be copied."""
     try:
         return deepcopy(vars(sync))
     except Exception:  # of a class of the user's, which may hold anything
@@ -213,8 +222,10 @@ def _settings(sync: Synchronizer) -> dict[str, Any] | None:
 
 
 def _reset(thing: Any, settings: dict[str, Any] | None) -> None:
-    """Gives a synchronizer what it had, but for groups, and for the objects it consists of, because functions
-    that have been traced hold them."""
+    """Give a synchronizer back what it had before it began, but for groups.
+
+    The objects of which it consists stay the same, because functions that have been traced hold them.
+    """
     if settings is None:
         return
     before = dict(vars(thing))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files in rank 0 alone, on behalf of all processes."""
+"""Read files in rank 0 alone, on behalf of all processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import operations
 
 
 def read_in_rank_0(run: Session, read: Callable[[], None], path: object) -> None:
-    """Calls `read` in rank 0. All processes call this; if it fails there, the others get UsageError."""
+    """Call `read` in rank 0. All processes call this; if it fails there, the others raise UsageError."""
     failed = None
     if run.rank == 0:
         try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages the gradients of all processes: dense ones in buckets, rows of embeddings by gathering them.
+"""Average the gradients of all processes: dense ones in buckets, rows of embeddings by gathering them.
 
-A bucket is reduced as soon as its gradients exist, while the backward pass goes on; the gradients of the
-last layers come first. Every process has the same buckets, because they depend on the model and on what the
-group measured.
+A bucket is reduced as soon as its gradients exist, while the backward pass goes on; the gradients of the last
+layers come first. Every process has the same buckets, because they depend on the model and on what the group
+measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _ALONE = 256 << 10
 
 
 def bucket_bytes_of(run: Membership, wanted: int | Literal["auto"]) -> int:
-    """The size of buckets. "auto" takes it from the group's costs, which are the same in all processes."""
+    """Return the size of buckets in bytes.
+
+    "auto" takes it from the group's costs, which all processes share.
+    """
     if wanted != "auto":
         return wanted
     assert run.group is not None
@@ -46,7 +49,7 @@ def mean(
     name: str = "gradients",
     names: Sequence[str] = (),
 ) -> list[Any]:
-    """See Backend.mean. Each gradient is a tensor, IndexedSlices, or None, which stays None."""
+    """Average gradients; see Backend.mean. Each is a tensor, IndexedSlices, or None, which stays None."""
     if run.size == 1:
         return list(gradients)
     names = names or [f"gradient {i}" for i in range(len(gradients))]
@@ -79,7 +82,7 @@ def as_vector(
     name: str,
     names: Sequence[str] = (),
 ) -> list[Any]:
-    """See Backend.as_vector."""
+    """Change gradients as one vector; see Backend.as_vector."""
     if run.size == 1:
         return list(gradients)
     names = names or [f"gradient {i}" for i in range(len(gradients))]
@@ -113,11 +116,12 @@ def _dense(gradients: Sequence[Any]) -> list[int]:
 
 
 def bytes_of(tensor: Any) -> int:
+    """Return the size of a tensor in bytes."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
 
 
 def buckets_of(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[int]]:
-    """Groups tensors, given by number, type and bytes, in their order; each group has one type.
+    """Group tensors, given by number, type and bytes, in their order; each group has one type.
 
     A large tensor is alone: it travels from where it lies, while those of a group are copied together. The
     group that is complete first comes first, because operations start in the order of the program.
@@ -151,7 +155,10 @@ def _start(
 
 
 def _mean_rows(run: Membership, rows: Any, detail: str) -> Any:
-    """Joins the rows of all processes. Each may have another number of them."""
+    """Join the rows of all processes, divided by their number.
+
+    Each process may have another number of them.
+    """
     values, indices = rows.values, rows.indices
     count = tf.shape(indices, out_type=tf.int64)[0]
     counts = operations.all_gather(run, count[tf.newaxis], f"number of {detail}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Undoes, when a fit ends, what callbacks changed for it. Keras tells them nothing of a fit that fails."""
+"""Undo, when a fit ends, what callbacks changed for it. Keras tells them nothing of a fit that fails."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _UNDO = "_rdmatensor_undo"
 
 
 def until_fit_ends(model: Any, undo: Callable[[], None]) -> None:
-    """Calls `undo` when the model's fit returns or raises, after what is asked for later."""
+    """Call `undo` when the model's fit returns or raises. What is registered last is undone first."""
     vars(model).setdefault(_UNDO, []).append(undo)
 
 
 @cache
 def watch_fits() -> None:
-    """Makes fit of all models do so."""
+    """Wrap `keras.Model.fit`, once, so that it undoes what was registered."""
     fit = keras.Model.fit
 
     @wraps(fit)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a class in front of that of a Keras object, so that what is saved still loads without us."""
+"""Put a class in front of that of a Keras object, so that what is saved still loads without us."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def add(thing: Any, cls: type, **attributes: Any) -> None:
-    """Gives an object methods of `cls`, and attributes that Keras does not track.
+    """Give an object the methods of `cls`, and attributes that Keras does not track.
 
-    Its class keeps name and module. What has the class already keeps it, with the new attributes.
+    Its class keeps its name and module. An object that has `cls` already only gets the attributes.
     """
     own = type(thing)
     if not isinstance(thing, cls):
@@ -24,5 +24,5 @@ def add(thing: Any, cls: type, **attributes: Any) -> None:
 
 
 def remove(thing: Any) -> None:
-    """Undoes the last `add`; attributes stay."""
+    """Undo the last `add`. Attributes stay."""
     object.__setattr__(thing, "__class__", type(thing).__bases__[1])

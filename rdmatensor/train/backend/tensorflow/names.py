@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are the same in all processes.
+"""Make names that are the same in all processes.
 
 Keras numbers the names that it makes ("dense_3"), by how many objects this process has made before. Processes
 that train one model may have made others besides, so they compare names without these numbers.
@@ -19,7 +19,7 @@ _known = {"variable"}
 
 
 def plain(text: str) -> str:
-    """The text without the numbers of names that Keras has made.
+    """Return the text without the numbers that Keras has put behind names.
 
     Names that a program gives stay whole, unless they end with the name of a class and a number.
     """
@@ -36,7 +36,10 @@ def _plain_word(word: str) -> str:
 
 
 def _ends_with_class(stem: str) -> bool:
-    """Wrappers put something in front of a layer's name, and optimizers the names of models."""
+    """Return whether a name ends with that of a class, as Keras writes it.
+
+    Wrappers put something in front of a layer's name, and optimizers the names of models.
+    """
     ends = {stem[i + 1 :] for i, each in enumerate(stem) if each == "_"} | {stem}
     if ends & _known:
         return True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective operations on tensors, in eager code and in functions.
+"""Run collective operations on tensors, in eager code and in functions.
 
 An operation is two nodes of a graph: one starts it, one waits for it. TensorFlow runs the first ones in the
-order of the program, because all use one resource; so every process starts its operations in the same
-order. Between the two, the graph goes on.
+order of the program, because all use one resource; so every process starts its operations in the same order.
+Between the two, the graph goes on.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _ANY = tf.float32
 
 
 def no_autograph(function: _Function) -> _Function:
-    """Keeps AutoGraph from translating the function when tf.function traces it."""
+    """Keep AutoGraph from translating the function when tf.function traces it."""
     kept: _Function = tf.autograph.experimental.do_not_convert(function)
     return kept
 
 
 @cache
 def library() -> Any:
-    """The module of TensorFlow's wrappers. Unsupported if there is none for this TensorFlow."""
+    """Return the module of TensorFlow's wrappers. Raises Unsupported if there is none for this TensorFlow."""
     minor = ".".join(tf.__version__.split(".")[:2])
     path = Path(__file__).parents[3] / f"librdmatensor_ops_{minor.replace('.', '_')}.so"
     if not plugin.loaded() or not path.exists():
@@ -59,10 +59,10 @@ def library() -> Any:
 
 
 def handle_of(device: Device, group: Group, timeout: float, left: Any = None) -> Any:
-    """The group as a resource. Both live until `leave`.
+    """Return the group as a resource. Group and device live until `Backend.leave`.
 
-    If the handle of a group that was `left` is given, it is that of this one from now on, also in functions
-    that have been traced with it.
+    A handle that an earlier group has `left` becomes this group's, also in functions that were traced with
+    it.
     """
     places = {
         "device": int(ffi.cast("intptr_t", device._handle)),
@@ -77,7 +77,7 @@ def handle_of(device: Device, group: Group, timeout: float, left: Any = None) ->
 
 
 def listed(heading: str, lines: Sequence[str]) -> str:
-    """The detail of an operation on many things: errors show the first line that differs."""
+    """Return the detail of an operation on many things: errors show the first line that differs."""
     return "\n".join([heading, *lines])
 
 
@@ -86,7 +86,7 @@ def _first_line(detail: str) -> str:
 
 
 def trim() -> int:
-    """Gives unused memory back to the machine, after what steps do not repeat. Returns the bytes of tensors.
+    """Give unused memory back to the machine, after what steps do not repeat. Return the bytes of tensors.
 
     Pages that a device has pinned stay.
     """
@@ -107,7 +107,7 @@ class Started:
         self._shapes = shapes
 
     def finish(self) -> list[Any]:
-        """Returns its results."""
+        """Wait for the operation, and return its results."""
         if not self._shapes:
             library().rdmatensor_wait(self.token)
             return []
@@ -131,10 +131,11 @@ def start(
     root: int = 0,
     shapes: Sequence[Any] | None = None,
 ) -> Started:
-    """Starts an operation. `detail` names it in errors and has to be the same in all processes.
+    """Start an operation. `detail` names it in errors, and has to be the same in all processes.
 
-    `tensors` have one type; with all_reduce and broadcast they may be several. `scale` multiplies them first.
-    `shapes` are those of the results, if they are others than those of `tensors`.
+    `tensors` have one type; all_reduce and broadcast take several. `scale` multiplies them first. `shapes`
+    are those of the results, if they differ from those of `tensors`. Raises UsageError if this process is in
+    no group, if tensors of the type do not travel, or if XLA compiles the function.
     """
     if handle is None:
         raise UsageError(
@@ -168,7 +169,7 @@ def start(
 
 
 def _last_operations() -> dict[int, Any]:
-    """Those of the function that is traced, if one is: they start in the order of the program."""
+    """Return the last operation of each group in the function being traced: they start in program order."""
     if tf.executing_eagerly():
         return {}
     graph = tf.compat.v1.get_default_graph()
@@ -181,12 +182,15 @@ def _last_operations() -> dict[int, Any]:
 
 
 def averaging(dtype: Any, size: int) -> dict[str, Any]:
-    """What makes `start` average over `size` processes. Sums of float16 would overflow where means do not."""
+    """Return the arguments with which `start` averages over `size` processes.
+
+    Sums of float16 would overflow where means do not, so those are scaled first.
+    """
     return {"scale": 1.0 / size} if dtype == tf.float16 else {"reduction": "mean"}
 
 
 def refuse_xla(detail: str) -> None:
-    """UsageError if a function is traced that XLA compiles."""
+    """Raise UsageError if a function is traced that XLA compiles."""
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()
@@ -220,7 +224,7 @@ def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
 
 @no_autograph
 def all_reduce(run: Any, tensor: Any, op: Op, name: str) -> Any:
-    """Does what rdmatensor.train.ops.all_reduce does, for the processes of `run`."""
+    """Do what rdmatensor.train.ops.all_reduce does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, name)
     if op == "mean" and not tensor.dtype.is_floating:
@@ -242,7 +246,7 @@ def all_reduce(run: Any, tensor: Any, op: Op, name: str) -> Any:
 
 @no_autograph
 def reduce_scatter(run: Any, tensor: Any, op: Op, name: str) -> Any:
-    """Does what rdmatensor.train.ops.reduce_scatter does, for the processes of `run`."""
+    """Do what rdmatensor.train.ops.reduce_scatter does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     _check_op(op, name)
     if op == "mean" and not tensor.dtype.is_floating:
@@ -272,7 +276,7 @@ def reduce_scatter(run: Any, tensor: Any, op: Op, name: str) -> Any:
 
 @no_autograph
 def all_gather(run: Any, tensor: Any, name: str) -> Any:
-    """Does what rdmatensor.train.ops.all_gather does, for the processes of `run`."""
+    """Do what rdmatensor.train.ops.all_gather does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     if run.size == 1:
         return tf.identity(tensor)
@@ -290,7 +294,7 @@ def all_gather(run: Any, tensor: Any, name: str) -> Any:
 
 @no_autograph
 def all_to_all(run: Any, tensor: Any, name: str) -> Any:
-    """Does what rdmatensor.train.ops.all_to_all does, for the processes of `run`."""
+    """Do what rdmatensor.train.ops.all_to_all does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     if run.size == 1:
         return tf.identity(tensor)
@@ -306,7 +310,7 @@ def all_to_all(run: Any, tensor: Any, name: str) -> Any:
 
 @no_autograph
 def broadcast(run: Any, tensor: Any, root: int, name: str) -> Any:
-    """Does what rdmatensor.train.ops.broadcast does, for the processes of `run`."""
+    """Do what rdmatensor.train.ops.broadcast does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
     if not 0 <= root < run.size:
         raise UsageError(f"{name}: root is {root}: give a rank, 0 to {run.size - 1}")
@@ -327,6 +331,6 @@ def broadcast(run: Any, tensor: Any, root: int, name: str) -> Any:
 
 @no_autograph
 def barrier(run: Any, name: str) -> None:
-    """Does what rdmatensor.train.ops.barrier does, for the processes of `run`."""
+    """Do what rdmatensor.train.ops.barrier does, for the processes of `run`."""
     if run.size > 1:
         start(run.handle, "barrier", [], name).finish()

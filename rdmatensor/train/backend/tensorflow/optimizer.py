@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a Keras optimizer, or a gradient tape, use the gradients of all processes; see distributing.py."""
+"""Let a Keras optimizer, or a gradient tape, use the gradients of all processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _COMPARED = "_rdmatensor_compared"
 
 
 class OptimizerHooks:
-    """What callbacks() and save() ask of a synchronizer that divides an optimizer's state. Here: nothing.
+    """Hooks of callbacks() and save() for synchronizers that divide an optimizer's state.
+
+    Here, they do nothing.
 
     All processes call its methods together.
     """
@@ -51,7 +53,7 @@ class OptimizerHooks:
         """Forget what `gather` brought."""
 
     def changed(self, optimizer: Any) -> AbstractContextManager[None]:
-        """Inside, a callback changes whole variables of the optimizer in eager code."""
+        """Let a callback change whole variables of the optimizer, in eager code, within the block."""
         return nullcontext()
 
     def resume(self, model: Any, optimizer: Any) -> None:
@@ -65,7 +67,7 @@ class OptimizerHooks:
 
 
 class Distributed:
-    """What `distribute` puts in front of the class of an optimizer."""
+    """The class that `distribute` puts in front of that of an optimizer."""
 
     _rdmatensor_run: Session
     _rdmatensor_sync: Synchronizer
@@ -77,10 +79,12 @@ class Distributed:
     """Whether processes are known to have begun with equal weights."""
 
     def build(self, variables: Sequence[Any]) -> None:
+        """Build the optimizer after its variables' division has prepared it."""
         division_of(variables).prepare(self)
         super().build(variables)  # type: ignore[misc]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        """Apply synchronized gradients, and let the synchronizer exchange parameters when it is due."""
         optimizer: Any = self
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -115,7 +119,7 @@ class Distributed:
         super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
 
     def _rdmatensor_agree(self, variables: Sequence[Any]) -> None:
-        """Makes sure, once, that all processes train the same variables in the same way."""
+        """Make sure, once, that all processes train the same variables in the same way."""
         optimizer: Any = self
         run, sync = self._rdmatensor_run, self._rdmatensor_sync
         found = run.generation, tuple(id(each) for each in variables)
@@ -129,7 +133,7 @@ class Distributed:
         self._rdmatensor_agreed.add(found)
 
     def _rdmatensor_compare(self, variables: Sequence[Any]) -> None:
-        """Compares the weights of all processes, once, before the first step."""
+        """Compare the weights of all processes, once, before the first step."""
         if not self.compared:
             object.__setattr__(self, "compared", True)
             refuse_different(self._rdmatensor_run, variables)
@@ -147,7 +151,7 @@ class Distributed:
 
 
 def checked(sync: Any, kind: type, where: str, example: str) -> Any:
-    """The synchronizer, AllReduce if it is None. UsageError if it is something else than a `kind`."""
+    """Return the synchronizer, or AllReduce if it is None. Raises UsageError if it is not a `kind`."""
     if sync is None:
         return AllReduce()
     if isinstance(sync, kind):
@@ -162,7 +166,7 @@ def checked(sync: Any, kind: type, where: str, example: str) -> Any:
 
 
 def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
-    """Gives the object a class that communicates, with the name and module of its own."""
+    """Give the optimizer a class that communicates, with the name and module of its own."""
     kept: Kept | None = None
     if isinstance(sync, Parameters):
         kept = Exchange(run, sync)
@@ -180,45 +184,45 @@ def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
 
 
 def inside(optimizer: Any) -> list[Any]:
-    """The optimizers that one hands its work to: LossScaleOptimizer has one, MultiOptimizer several."""
+    """Return the optimizers that one wraps: LossScaleOptimizer has one, MultiOptimizer several."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [inner] if inner is not None else list(getattr(optimizer, "optimizers", ()))
 
 
 def leaves_of(optimizer: Any) -> list[Any]:
-    """The optimizers that update variables at a learning rate: the one itself, or those inside."""
+    """Return the optimizers that update variables at a learning rate: the one itself, or those inside."""
     return [leaf for each in inside(optimizer) for leaf in leaves_of(each)] or [optimizer]
 
 
 def iterations_of(optimizer: Any) -> Any:
-    """The number of updates. Steps that a loss scale skips do not count."""
+    """Return the variable that counts updates. Steps that a loss scale skips do not count."""
     return getattr(optimizer, "inner_optimizer", optimizer).iterations
 
 
 def exchange_of(optimizer: Any) -> Exchange | None:
-    """What exchanges parameters for this optimizer, if anything does."""
+    """Return what exchanges parameters for this optimizer, or None."""
     kept = kept_of(optimizer)
     return kept if isinstance(kept, Exchange) else None
 
 
 def kept_of(optimizer: Any) -> Kept | None:
-    """What backups keep of this optimizer's synchronizer, if anything."""
+    """Return what backups keep of this optimizer's synchronizer, or None."""
     kept: Kept | None = getattr(optimizer, "_rdmatensor_kept", None)
     return kept
 
 
 def averages_gradients(sync: Synchronizer) -> bool:
-    """Whether the gradients of each step become their mean over all processes."""
+    """Return whether the gradients of each step become their mean over all processes."""
     return isinstance(sync, Gradients) and sync.averages
 
 
 def hooks_of(sync: Synchronizer) -> OptimizerHooks:
-    """What a synchronizer does for callbacks() and save()."""
+    """Return the hooks of a synchronizer for callbacks() and save()."""
     return sync if isinstance(sync, OptimizerHooks) else OptimizerHooks()
 
 
 def sync_of(optimizer: Any) -> Synchronizer:
-    """How this optimizer is synchronized. One that is not distributed has the defaults."""
+    """Return how this optimizer is synchronized. One that is not distributed has the defaults."""
     exchange = exchange_of(optimizer)
     if exchange is not None:
         return exchange.sync
@@ -226,7 +230,7 @@ def sync_of(optimizer: Any) -> Synchronizer:
 
 
 def trace_anew(model: Any, optimizers: Sequence[Any], run: Session) -> None:
-    """Let a model that goes on after init() agree with the others again, because some may be new."""
+    """Trace a step anew if the model goes on after init(): other processes may be new, and have to agree."""
     agreed = set[Any]().union(*(getattr(each, "_rdmatensor_agreed", ()) for each in optimizers))
     if agreed and all(generation != run.generation for generation, _ in agreed):
         model.train_function = None
@@ -234,7 +238,7 @@ def trace_anew(model: Any, optimizers: Sequence[Any], run: Session) -> None:
 
 
 def move_outwards(optimizer: Any) -> None:
-    """Corrects an optimizer that compile() wrapped after distribute().
+    """Correct an optimizer that compile() wrapped after distribute().
 
     A model with a policy of its own is wrapped there. Whether a step is skipped would be decided before the
     gradients are averaged, by each process for itself.
@@ -288,6 +292,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         super().__exit__(*error)
 
     def gradient(self, target: Any, sources: Any, *more: Any, **named: Any) -> Any:
+        """Return the gradients of `target`, averaged over all processes, in the structure of `sources`."""
         gradients = super().gradient(target, sources, *more, **named)
         run, sync = self._rdmatensor
         variables, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)

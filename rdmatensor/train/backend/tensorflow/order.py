@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether all processes see the elements of a tf.data.Dataset in one order, and why not."""
+"""Tell whether all processes see the elements of a tf.data.Dataset in one order, and why not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEEP_ORDER = f"set deterministic=True, or {_SHARD_FIRST}"
 
 
 class Order:
-    """What decides the order of a dataset's elements, from its sources to its end."""
+    """The order of a dataset's elements, as far as its sources and operations decide it."""
 
     def __init__(self, data: Any) -> None:
         self.seeds: list[Any] = []
@@ -61,7 +61,7 @@ class Order:
             )
 
     def _see_graph(self, data: Any, graph: Any) -> None:
-        """The function of a map, filter, interleave, ..., which may be another order for each call."""
+        """Look at the function of a map, filter or interleave, which may give another order in each call."""
         selects = type(data).__name__.strip("_").startswith(("Filter", "TakeWhile", "FlatMap"))
         for operation in _operations(graph):
             inputs = {
@@ -84,7 +84,7 @@ class Order:
 
 
 def _upstream(data: Any) -> Iterator[Any]:
-    """The dataset, and all of which it is made."""
+    """Yield the dataset, and all those of which it is made."""
     left, seen = [data], set()
     while left:
         each = left.pop()
@@ -97,7 +97,7 @@ def _upstream(data: Any) -> Iterator[Any]:
 
 
 def _operations(graph: Any) -> Iterator[Any]:
-    """Those of a function, and of the functions that it calls."""
+    """Yield the operations of a function, and of the functions that it calls."""
     yield from graph.get_operations()
     for function in getattr(graph, "_functions", {}).values():
         inner = getattr(function, "graph", None)
@@ -106,7 +106,7 @@ def _operations(graph: Any) -> Iterator[Any]:
 
 
 def _attribute(data: Any, name: str) -> bytes | None:
-    """What the last operation of the dataset's graph has under a name."""
+    """Return an attribute of the last operation of the dataset's graph, or None."""
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     try:
         graph = data._as_serialized_graph(external_state_policy=policy)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of which each process has a part: what the modules that divide them tell the others."""
+"""Mark variables of which each process has a part, and say how the modules that divide them treat these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PART = "_rdmatensor_part"
 
 
 class Division:
-    """How a model's variables are divided. This class: not at all. Derive from it, and `mark` variables."""
+    """A way to divide a model's variables.
+
+    This class does not divide them: derive from it, and `mark` variables.
+    """
 
     period = 1
     """How many steps lie between two exchanges of groups that train apart."""
@@ -49,8 +52,10 @@ class Division:
         return gradients
 
     def senders(self, run: Session, root: int) -> tuple[Any, int] | None:
-        """Return the processes that have the same parts, and who among them sends them for `root`; None if
-        parts have no copies."""
+        """Return the processes that have the same parts, and who among them sends these for `root`.
+
+        Return None if parts have no copies.
+        """
         return None
 
     def leading(self) -> AbstractContextManager[None]:
@@ -63,7 +68,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Part:
-    """A process's part of a variable."""
+    """The part of a variable that this process has."""
 
     division: Division
     shape: tuple[int, ...] | None

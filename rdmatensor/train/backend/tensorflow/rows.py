@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of what Keras takes as data: arrays of any kind, batches that a program makes, and iterators."""
+"""Take rows of what Keras accepts as data: arrays of any kind, a program's batches, and iterators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAMPLED = 16
 
 
 def as_arrays(data: Any) -> Any:
-    """The same with arrays instead of lists of numbers or strings, which fit() does not take for one."""
+    """Return the data with arrays in place of lists of numbers or strings, which fit() takes for inputs."""
 
     def convert(each: Any) -> Any:
         leaves = tf.nest.flatten(each)
@@ -31,7 +31,7 @@ def as_arrays(data: Any) -> Any:
 
 
 def count_of(each: Any) -> int:
-    """How many rows an array has; -1 if it is none."""
+    """Return how many rows an array has; -1 if it is none."""
     if isinstance(each, tf.RaggedTensor):
         return int(each.nrows())
     shape = getattr(each, "shape", None)
@@ -39,7 +39,7 @@ def count_of(each: Any) -> int:
 
 
 def rows_of(each: Any, rows: slice | Any) -> Any:
-    """Some rows of an array: a slice, or an array of their numbers, which ascend."""
+    """Return some rows of an array: a slice, or an array of their numbers, which ascend."""
     if each is None:
         return None
     if isinstance(each, tf.SparseTensor):
@@ -63,9 +63,9 @@ def _sparse_rows(each: Any, rows: Any) -> Any:
 
 
 def marks_of(arrays: list[Any]) -> Any:
-    """A number for each of some rows, which tells whether processes have them in the same order.
+    """Return numbers for some of the rows, which tell whether processes have them in the same order.
 
-    Last bits that differ between machines change it little.
+    Last bits that differ between machines change them little.
     """
     found = np.zeros(_SAMPLED)
     for number, each in enumerate(arrays, 1):
@@ -97,7 +97,7 @@ def _mark(row: Any) -> float:
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]
-    """Every size-th batch of a PyDataset, from the rank-th on."""
+    """The batches of a PyDataset with the numbers rank, rank + size, rank + 2 size, ..."""
 
     def __init__(self, data: Any, rank: int, size: int, count: int | None, seed: int) -> None:
         super().__init__(
@@ -109,6 +109,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int | None:
+        """The number of batches of this process; None if the data has no end."""
         return self._count
 
     def __len__(self) -> int:
@@ -119,10 +120,12 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
         return self._data[index * self._size + self._rank]
 
     def on_epoch_begin(self) -> None:
+        """Begin an epoch of the data, with the same random numbers in all processes."""
         with _same_numbers(self._seed):
             self._data.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
+        """End an epoch of the data, with the same random numbers in all processes."""
         self._seed += 1
         with _same_numbers(self._seed):
             self._data.on_epoch_end()
@@ -130,7 +133,7 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
 @contextmanager
 def _same_numbers(seed: int) -> Iterator[None]:
-    """Within the block, numpy's and Python's random numbers are the same in all processes.
+    """Make numpy's and Python's random numbers, within the block, the same in all processes.
 
     Programs shuffle their rows there, of which each process takes some.
     """
@@ -145,7 +148,7 @@ def _same_numbers(seed: int) -> Iterator[None]:
 
 
 def every(data: Iterator[Any], rank: int, size: int, remainder: bool) -> Iterator[Any]:
-    """Every size-th element, from the rank-th on; without `remainder`, of complete rounds only."""
+    """Yield every size-th element, from the rank-th on; without `remainder`, of complete rounds only."""
     while True:
         count, mine = 0, None
         for count, each in enumerate(islice(data, size), 1):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of random numbers: each process has its own, such as those of dropout, and goes on where it was."""
+"""Give each process random numbers of its own, such as those of dropout, that go on where they were."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME, _SHAPE = "seed_generator_state", (2,)
 
 
 def is_seed(variable: Any) -> bool:
-    """Whether a variable is the state of one of Keras's SeedGenerators."""
+    """Return whether a variable is the state of one of Keras's SeedGenerators."""
     return (
         getattr(variable, "name", None) == _NAME
         and tuple(variable.shape) == _SHAPE
@@ -41,7 +41,7 @@ class Streams:
         self._states = list({id(each): each for each in found}.values())
 
     def part(self, root: int = 0) -> None:
-        """Lets streams differ that are equal in some processes, because these began with the same seed.
+        """Let streams differ that are equal in some processes, because these began with the same seed.
 
         Each process derives its own seed from that of `root`, so that the same program gets the same streams
         again. Streams that differ stay as they are.
@@ -53,19 +53,19 @@ class Streams:
                 state.assign(_own(rows[root, i], self._run.rank, root))
 
     def part_alone(self) -> None:
-        """Does what `part` did when this process was started before, without the others."""
+        """Do what `part` did when this process was started before, without the others."""
         for state, value in zip(self._states, self._values(), strict=True):
             state.assign(_own(value, self._run.rank))
 
     def gather(self) -> _Array:
-        """The states of all processes: one row for each rank."""
+        """Return the states of all processes as int64, of shape (processes, streams, 2)."""
         own = tf.constant(self._values()[np.newaxis])
         detail = f"{len(self._states)} streams of random numbers"
         rows: _Array = operations.all_gather(self._run, own, detail).numpy()
         return rows
 
     def resume(self, kept: Sequence[Any] | None) -> None:
-        """Goes on with the states that `gather` gave in an earlier program. Rank 0 has them, or None.
+        """Go on with the states that `gather` gave in an earlier program. Rank 0 has them, or None.
 
         With another number of processes, all streams are derived from rank 0's. Without fitting states,
         streams part that are equal.
@@ -92,7 +92,7 @@ class Streams:
 
 
 def _own(state: _Array, rank: int, root: int = 0) -> _Array:
-    """What a process goes on with where `root` goes on with `state`."""
+    """Return the state with which a process goes on where `root` goes on with `state`."""
     if rank == root:
         return state
     seed = np.random.SeedSequence([int(state[0]) % (1 << 32), rank]).generate_state(1)[0] >> 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets BatchNormalization(synchronized=True) normalize by the batch of all processes.
+"""Let BatchNormalization(synchronized=True) normalize by the batch of all processes.
 
 Keras computes such moments with TensorFlow's strategies, of which there is none here, and ignores the
-argument where there is a mask. What it calls is replaced once; the replacements act while this process is
-in a group, and only where `synchronized` is true.
+argument where there is a mask. What it calls is replaced once; the replacements act while this process is in
+a group, and only where `synchronized` is true.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def synchronize_moments(together: Callable[[], Membership | None]) -> None:
 
 
 def check(model: Any, waits: bool) -> None:
-    """UsageError if processes that do not wait for each other should normalize together."""
+    """Raise UsageError if processes that do not wait for each other should normalize together."""
     for layer in model._flatten_layers():
         if getattr(layer, "synchronized", False) is True and not waits:
             raise UsageError(
@@ -64,10 +64,10 @@ def check(model: Any, waits: bool) -> None:
 
 @operations.no_autograph
 def _moments(run: Membership, x: Any, weights: Any, axes: Any, keepdims: bool) -> Any:
-    """Mean and variance over the values of all processes, each of which counts as often as `weights` says.
+    """Return mean and variance over all processes. Each value counts as often as `weights` says.
 
-    Processes send their counts, means and sums of squared deviations. Sums of squares, as Keras adds them
-    up, lose digits where means are large.
+    Processes send their counts, means and sums of squared deviations. Sums of squares, as Keras adds them up,
+    lose digits where means are large.
     """
     axes = list(axes)
     present = presence()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weighs the losses of processes, so that the mean of their gradients is that of all their examples together.
+"""Weigh the losses of processes so that the mean of their gradients is that of all their examples together.
 
 A loss of Keras is a sum divided by a number: that of its values, of those that a mask leaves, or the sum of
 their weights. Where processes divide by different numbers, the mean of their losses is not the loss of all.
@@ -26,7 +26,7 @@ _active: ContextVar[Weighing | None] = ContextVar("weighing", default=None)
 
 
 class Presence:
-    """Which processes have a batch in a step, where some have fewer than others."""
+    """The processes that have a batch in a step, where some have fewer than others."""
 
     def __init__(self) -> None:
         # Steps that have been traced read it.
@@ -34,7 +34,7 @@ class Presence:
             self._numbers = tf.Variable([1.0, 1.0, 1.0], dtype=tf.float64, trainable=False)
 
     def set(self, here: bool, processes: float, rows: float) -> None:
-        """Says, before a step, whether this process has a batch, how many have one, and the rows of all."""
+        """Say, before a step, whether this process has a batch, how many have one, and the rows of all."""
         self._numbers.assign([float(here), processes, rows])
 
     @property
@@ -44,10 +44,12 @@ class Presence:
 
     @property
     def processes(self) -> Any:
+        """The number of processes that have a batch."""
         return self._numbers[1]
 
     @property
     def rows(self) -> Any:
+        """The number of rows in the batches of all processes."""
         return self._numbers[2]
 
 
@@ -86,7 +88,7 @@ class Weighing:
         _active.reset(self._tokens.pop())
 
     def share(self, loss: Any, values: Any, weights: Any, mask: Any, reduction: str | None) -> Any:
-        """The loss that was made of `values`, weighed."""
+        """Return the loss that was made of `values`, weighed."""
         self._shares.append(self._weighed(loss, values, weights, mask, reduction))
         return self._shares[-1]
 
@@ -103,7 +105,7 @@ class Weighing:
         return loss * tf.cast(tf.math.divide_no_nan(mine * size, total), loss.dtype)
 
     def shown(self, loss: Any) -> Any:
-        """A loss for a mean to which each process adds as much as it has rows."""
+        """Return the loss for a mean to which each process adds as much as it has rows."""
         # Keras adds the loss of one output once for a batch, if the size of the batch is not known.
         alone = self._apart and any(loss is each for each in self._shares)
         if self._x is None or (alone and self._x.shape[0] is None):
@@ -113,13 +115,13 @@ class Weighing:
         return loss * tf.cast(tf.math.divide_no_nan(total, mine * size), loss.dtype)
 
     def _size(self, dtype: Any) -> Any:
-        """How many processes the mean of gradients is of."""
+        """Return how many processes the mean of gradients is of."""
         if self.presence is None:
             return self._run.size
         return tf.cast(self.presence.processes, dtype)
 
     def _count(self, values: Any, weights: Any, mask: Any, reduction: str | None) -> Any:
-        """What the loss was divided by, or something in proportion to it; None for the rows of `x`."""
+        """Return what the loss was divided by, or something in proportion to it; None for the rows of `x`."""
         if reduction == "mean_with_sample_weight" and (weights is not None or mask is not None):
             return tf.reduce_sum(_numbers(_merged(weights, mask, values.dtype)))
         if mask is not None:
@@ -146,7 +148,10 @@ class Weighing:
         return self._rows[:2]
 
     def _summed(self, count: Any) -> tuple[Any, Any]:
-        """The count here, and its sum over all processes. The first operation also sums up the rows."""
+        """Return the count here, and its sum over all processes.
+
+        The first operation also sums up the rows.
+        """
         counts = [] if count is None else [count]
         rows_known = self.presence is not None or (self._rows and self._rows[2] is _graph())
         if self._x is not None and not rows_known:
@@ -164,14 +169,14 @@ class Weighing:
 
 
 def presence() -> Presence | None:
-    """Which processes have a batch in the step at hand; None if all have."""
+    """Return which processes have a batch in the step at hand; None if all have."""
     weighing = _active.get()
     return None if weighing is None else weighing.presence
 
 
 @operations.no_autograph
 def of_present(gradients: Sequence[Any], size: int) -> list[Any]:
-    """Gradients whose mean over all `size` processes is that over those with a batch in the step at hand."""
+    """Scale gradients so that their mean over all `size` processes is that over those with a batch."""
     found = presence()
     if found is None:
         return list(gradients)
@@ -208,7 +213,7 @@ def _rows_of(data: Any) -> Any:
 
 
 def _merged(weights: Any, mask: Any, dtype: Any) -> Any:
-    """The weights that Keras makes of both."""
+    """Return the weights that Keras makes of weights and a mask."""
     from keras.src.losses import loss
 
     if mask is not None:
@@ -218,7 +223,7 @@ def _merged(weights: Any, mask: Any, dtype: Any) -> Any:
 
 @cache
 def _wrap_keras() -> None:
-    """Has Keras's losses ask who weighs them. Without anyone they are as before."""
+    """Let Keras's losses ask who weighs them, once. Without anyone they stay as they are."""
     from keras.src.losses import loss as module
 
     call, reduce, unscale = (
