@@ -27,15 +27,24 @@ def _is_public(name: str, found: griffe.Object | griffe.Alias) -> bool:
 def _members(
     of: griffe.Object | griffe.Alias,
 ) -> Iterator[tuple[str, griffe.Object | griffe.Alias]]:
-    """Yield what a module exports, or the public members of a class, in the order of the source."""
+    """Yield what a module exports, or the public members of a class, in the order of the source.
+
+    Members that override documented ones of a base are left out, unless they have another signature.
+    """
     names = of.exports if of.is_module and of.exports is not None else None
     if names is not None:
         for name in sorted(str(each) for each in names):
             if of[name].has_docstring:
                 yield name, of[name]
         return
+    bases = [] if of.is_module else of.mro()
+    known = {
+        _signature(*each) for base in bases for each in base.members.items() if _is_public(*each)
+    }
     for name, member in of.members.items():
-        if _is_public(name, member) and not (of.is_module and member.is_alias):
+        if of.is_module and member.is_alias:
+            continue
+        if _is_public(name, member) and _signature(name, member) not in known:
             yield name, member
 
 

@@ -34,7 +34,7 @@ class AllReduce(Gradients):
                 "PowerSGD(4) and Quantized() take the place of AllReduce"
             )
 
-    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> Sequence[Any]:
         """Return the mean of each gradient."""
         return backend().mean(
             members, gradients, self.bucket_bytes, self.compression, name, self.names

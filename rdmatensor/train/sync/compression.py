@@ -8,6 +8,7 @@ result, to the bit with TopK and Quantized, and with PowerSGD if their numpy com
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,7 +39,7 @@ class Compression(Gradients):
         self.error: Array | None = None
         """What was left out so far."""
 
-    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> Sequence[Any]:
         """Return gradients as `mean` gives them of their vector."""
 
         def mean(vector: Array, shapes: Shapes, detail: str) -> Array:
@@ -86,7 +87,9 @@ class Compression(Gradients):
 
     def fresh(self) -> Compression:
         """Return another one like this, for another vector."""
-        return Compression()
+        other = copy(self)
+        other.restore({})
+        return other
 
     def _wanted(self, vector: Array, decay: float = 1.0) -> Array:
         if self.error is None or self.error.shape != vector.shape:
@@ -110,10 +113,6 @@ class TopK(Compression):
                 f"TopK({share}, {codes!r}): a share above 0 up to 1; codes None, int8 or fp8"
             )
         self.share, self.codes, self._decay = share, codes, decay
-
-    def fresh(self) -> TopK:
-        """Return another one like this."""
-        return TopK(self.share, self.codes, self._decay)
 
     def _mean(
         self, group: Group, vector: Array, shapes: Shapes, name: str, timeout: float
@@ -159,10 +158,6 @@ class Quantized(Compression):
             raise ValueError(f"Quantized({codes!r}): give int8 or fp8")
         self.codes = codes
         self._strip_error: Array | None = None
-
-    def fresh(self) -> Quantized:
-        """Return another one like this."""
-        return Quantized(self.codes)
 
     def state(self) -> Mapping[str, Array]:
         """Return the errors of the vector and of this member's strip."""
@@ -228,10 +223,6 @@ class PowerSGD(Compression):
             raise ValueError(f"PowerSGD(rank={rank}): give 1 or more")
         self.rank = rank
         self._rights: dict[int, Array] = {}
-
-    def fresh(self) -> PowerSGD:
-        """Return another one like this."""
-        return PowerSGD(self.rank)
 
     def state(self) -> Mapping[str, Array]:
         """Return the error, and the right factors."""

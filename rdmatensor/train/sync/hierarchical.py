@@ -76,7 +76,7 @@ class Hierarchical(Gradients, Parameters):
     def _leads(self) -> bool:
         return self._leaders is not None and self._leaders.size > 1
 
-    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> list[Any]:
+    def gradients(self, members: Membership, gradients: Sequence[Any], name: str) -> Sequence[Any]:
         """Return gradients as `inside` makes them for this host."""
         self._join(members)
         self._inside.names = self.names

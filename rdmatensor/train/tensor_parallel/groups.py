@@ -132,7 +132,7 @@ class Groups(Division):
             results[i] = value
         cut = [i for i, cut in enumerate(strips) if cut and results[i] is not None]
         # A strip has the gradients of all examples of its group; the loss is the mean over its processes.
-        scaled = [results[i] / self.size for i in cut]
+        scaled: Sequence[Any] = [results[i] / self.size for i in cut]
         if not apart:
             plain = sync if isinstance(sync, AllReduce) else AllReduce()
             plain.names = [names[i] for i in cut]
