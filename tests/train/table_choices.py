@@ -145,12 +145,13 @@ def tables_resumed(backup: str, epochs: int, save: str = "") -> Any:
     run = rt.init()
     made = rt.parallelize(table_cases._model("several"), ways="owners")
     made.compile(keras.optimizers.Adam(0.01), loss="mse")
+    keeps = rt.on_rank_0(keras.callbacks.ModelCheckpoint(f"{backup}.keras"))
     history = made.fit(
         *rt.shard(table_cases._words("many")),
         batch_size=table_cases.BATCH // run.size,
         shuffle=False,
         epochs=epochs,
-        callbacks=rt.callbacks(backup=backup),
+        callbacks=[*rt.callbacks(backup=backup), keeps],
         verbose=0,
     )
     if save:

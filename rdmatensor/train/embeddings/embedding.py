@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ..backend.tensorflow import mixin
-from . import whole
+from ..keras.saving import Whole
 from .placement import Placement, lookup, place
 
 
-class OwnedRows:
+class OwnedRows(Whole):
     """The class that `put_rows` puts in front of an Embedding's. All processes call it together."""
 
     _rdmatensor_placement: Placement
@@ -44,22 +44,17 @@ class OwnedRows:
             "parallelize()"
         )
 
-    def save_own_variables(self, store: Any) -> None:
-        """Save the whole table."""
+    @property
+    def _rdmatensor_saved(self) -> list[Any]:
         layer: Any = self
-        store["0"] = whole.to_save(layer._embeddings)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Keep the whole table until all processes take their rows of it."""
-        layer: Any = self
-        whole.assign(layer._embeddings, store["0"])
+        return [layer._embeddings]
 
 
 def put_rows(layer: Any, placement: Placement) -> None:
     """Place the table of a built Embedding. All processes call it; rank 0's values count."""
     if placement.owned:
         old = layer._embeddings
-        rows = placement.spread(old.numpy() if placement.run.rank == 0 else None)
+        rows = placement.received(old.numpy() if placement.run.rank == 0 else None)
         layer._tracker.unlock()
         layer._untrack_variable(old)
         layer._embeddings = layer.add_weight(

@@ -17,6 +17,7 @@ from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.optimizer import OptimizerHooks, move_outwards, sync_of
 from ..backend.tensorflow.parts import part_of
 from ..keras.distributing import distribute
+from ..keras.saving import WholeModel, in_parts
 from ..run.session import Session, current
 from ..sync.base import Parameters
 from ..sync.compression import Compression
@@ -30,7 +31,6 @@ from .measure import partition_times
 from .placement import WAYS, Placement, Way, is_owned
 from .sample import uses
 from .updates import update_by_rows
-from .whole import WholeModel, owned_in
 
 
 class Parallel(WholeModel):
@@ -54,7 +54,7 @@ class Parallel(WholeModel):
             raise UsageError(
                 f"{type(sync).__name__} and parallelize() cannot share a model: use AllReduce()"
             )
-        if isinstance(sync, (Parameters, Compression)) and owned_in(self):
+        if isinstance(sync, (Parameters, Compression)) and in_parts(self):
             raise UsageError(
                 "tables with owners are trained synchronously: use AllReduce(), or "
                 'parallelize(model, ways="gather")'

@@ -13,12 +13,32 @@ import tensorflow as tf
 from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.names import plain
-from ..backend.tensorflow.parts import Division, Part, mark
+from ..backend.tensorflow.parts import Division, mark
 from ..run.session import Session
 from ..sync.base import Array
 
 Way = Literal["dense", "gather", "owners"]
 WAYS: tuple[Way, ...] = ("dense", "gather", "owners")
+
+
+class _Owned(Division):
+    """Rows of tables that no other process has. parallelize() lets an optimizer reduce their gradients."""
+
+    @operations.no_autograph
+    def prepare(self, optimizer: Any) -> None:
+        if optimizer is None:
+            raise UsageError(
+                "a tape cannot serve tables whose rows are in several processes: use fit(), or "
+                'parallelize(ways="gather")'
+            )
+        if not hasattr(optimizer, "_rdmatensor_outermost"):
+            raise UsageError(
+                "the model has tables whose rows are in several processes: compile() the model that "
+                "parallelize() returned, and no other one"
+            )
+
+
+_OWNED = _Owned()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +59,16 @@ class Placement:
     way: Way
     partitions: int = 1
     row_wise: bool = True
+
+    @property
+    def division(self) -> Division:
+        """That of rows with owners."""
+        return _OWNED
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the whole table."""
+        return self.rows, self.width
 
     @property
     def owners(self) -> int:
@@ -62,8 +92,13 @@ class Placement:
             return self.rows
         return max(1, len(range(self.run.rank, self.rows, self.owners)))
 
-    def spread(self, whole: Array | None) -> Array:
-        """Return this process's rows of the table that rank 0 gives. All processes call it."""
+    def of(self, whole: Array) -> Array:
+        """Return this process's rows of the whole table."""
+        mine = whole[self.run.rank :: self.owners] if self.run.rank < self.owners else whole[:0]
+        return mine if len(mine) else np.zeros((1, self.width), np.float32)
+
+    def received(self, whole: Array | None, dtype: Any = np.float32) -> Array:
+        """Return this process's rows of the table that rank 0 has; None elsewhere. All processes call it."""
         block = max(1, (16 << 20) // (4 * self.width * self.owners)) * self.owners
         found = []
         for begin in range(0, self.rows, block):
@@ -77,17 +112,15 @@ class Placement:
         mine = np.concatenate(found) if found else np.zeros((0, self.width), np.float32)
         return mine if len(mine) else np.zeros((1, self.width), np.float32)
 
-    def whole(self, variable: Any, root: int = 0) -> Array | None:
-        """Return all rows at `root`, of a variable that has this process's; None elsewhere.
-
-        All processes call it.
-        """
+    def whole(self, variable: Any) -> Array | None:
+        """Return all rows in rank 0, of a variable that has this process's; None elsewhere. All call it."""
         longest = -(-self.rows // self.owners)
         block = max(1, (16 << 20) // (4 * self.width))
         mine = tf.convert_to_tensor(variable)[:longest]
         mine = tf.pad(mine, [[0, longest - mine.shape[0]], [0, 0]])
-        here = self.run.rank == root
-        found = np.empty((longest, self.owners, self.width), np.float32) if here else None
+        found = None
+        if self.run.rank == 0:
+            found = np.empty((longest, self.owners, self.width), np.float32)
         for begin in range(0, longest, block):
             part = operations.all_gather(
                 self.run, mine[begin : begin + block], f"all rows of {plain(self.name)}"
@@ -98,31 +131,11 @@ class Placement:
         return None if found is None else found.reshape(-1, self.width)[: self.rows]
 
 
-class _Owned(Division):
-    """Rows of tables that no other process has. parallelize() lets an optimizer reduce their gradients."""
-
-    @operations.no_autograph
-    def prepare(self, optimizer: Any) -> None:
-        if optimizer is None:
-            raise UsageError(
-                "a tape cannot serve tables whose rows are in several processes: use fit(), or "
-                'parallelize(ways="gather")'
-            )
-        if not hasattr(optimizer, "_rdmatensor_outermost"):
-            raise UsageError(
-                "the model has tables whose rows are in several processes: compile() the model that "
-                "parallelize() returned, and no other one"
-            )
-
-
-_OWNED = _Owned()
-
-
 def place(variable: Any, placement: Placement) -> None:
     """Remember the placement of a variable of Keras or TensorFlow."""
     _of_tensorflow(variable)._rdmatensor_placement = placement
     if placement.owned:
-        mark(variable, Part(_OWNED, None))
+        mark(variable, placement)
 
 
 def placement_of(variable: Any) -> Placement | None:

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.optimizer import Distributed
+from ..keras.saving import Whole
 from ..run.session import current
-from . import whole
 from .placement import Placement, is_owned, place, placement_of, reduce
 
 
-class RowWise:
+class RowWise(Whole):
     """The class that `update_by_rows` puts in front of an optimizer's, distributed or not."""
 
     _rdmatensor_variables: Sequence[Any] = ()
@@ -86,21 +86,6 @@ class RowWise:
         if rule is None or placement is None:
             return super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
         return update_rows(rule, placement, variable, gradient, learning_rate)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Save the whole state, inside `whole`."""
-        optimizer: Any = self
-        for number, variable in enumerate(optimizer.variables):
-            store[str(number)] = whole.to_save(variable)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Load a whole state, of which each process gets its rows."""
-        optimizer: Any = self
-        if len(store.keys()) != len(optimizer.variables):
-            super().load_own_variables(store)  # type: ignore[misc]  # it warns
-            return
-        for number, variable in enumerate(optimizer.variables):
-            whole.assign(variable, store[str(number)])
 
 
 def update_by_rows(optimizer: Any) -> None:

@@ -22,9 +22,9 @@ from ..backend.tensorflow.exchange import Kept as State
 from ..backend.tensorflow.files import read_in_rank_0
 from ..backend.tensorflow.interim import until_fit_ends
 from ..backend.tensorflow.optimizer import hooks_of, kept_of, sync_of
-from ..backend.tensorflow.parts import part_of
 from ..run.session import Session
 from ..sync.base import Array, having
+from .saving import in_parts
 
 # Some file systems cannot flush folders.
 _REFUSED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
@@ -43,11 +43,6 @@ class Kept(NamedTuple):
     size: int = 0
     """Of how many processes there are files; 0 if none has anything of its own."""
     processes: int = 0
-
-
-def in_parts(model: Any) -> bool:
-    """Return whether processes have parts of the model, so that all of them load and save it."""
-    return any(map(part_of, model.variables))
 
 
 def _weights_of(number: int) -> str:
@@ -206,10 +201,6 @@ class Backup:
                 if not optimizer.built:
                     optimizer.build([variables[i] for i in places])
 
-    @property
-    def _is_split(self) -> bool:
-        return any(part.shape for part in map(part_of, self._model.variables) if part)
-
     # ---- what each process has for itself ----------------------------------------------------------
 
     @property
@@ -286,7 +277,7 @@ class Backup:
             hooks_of(sync_of(each)).scatter(each)
         if in_parts(self._model):
             self._load(self._folder / _weights_of(kept.number))
-        if kept.size == 0 or (self._is_split and kept.size != run.size):
+        if kept.size == 0 or (in_parts(self._model) and kept.size != run.size):
             return
         ranks = [run.rank] if kept.size == run.size else range(kept.size)
         found = {rank: self._file(rank, kept.number) for rank in ranks}
@@ -306,7 +297,7 @@ class Backup:
         if len(values) > 1:
             mine |= _mean_of(values, len(self._model.trainable_variables) if mine else 0)
         pairs = [(each, mine[str(i)]) for i, each in enumerate(self._variables) if str(i) in mine]
-        if self._is_split and any(tuple(of.shape) != value.shape for of, value in pairs):
+        if in_parts(self._model) and any(tuple(of.shape) != value.shape for of, value in pairs):
             return  # groups were of another size
         for variable, value in pairs:
             variable.assign(value)

@@ -10,11 +10,11 @@ from typing import Any
 
 import keras
 
-from ..backend.tensorflow.parts import Division, division_of
 from ..run.session import current
 from .links import Links
 from .metrics import Logs
 from .pauses import Plan
+from .saving import follow, leading
 from .shares import Shares
 from .summary import Summary
 from .synchronize import SynchronizeCallback
@@ -79,8 +79,8 @@ def callbacks(
 def on_rank_0(callback: Any) -> Any:
     """Return the callback in rank 0, and one that does nothing elsewhere. Use it for checkpoints and logs.
 
-    Call it in all processes, with the same kind of callback. What it saves of a split model is the whole: the
-    other processes follow whatever the callback overrides.
+    Call it in all processes, with the same kind of callback. What it saves of a divided model is the whole:
+    the other processes follow whatever the callback overrides.
     """
     run = current()
     run.saves |= isinstance(callback, keras.callbacks.ModelCheckpoint)
@@ -95,20 +95,13 @@ def on_rank_0(callback: Any) -> Any:
     return here
 
 
-def _division(callback: Any) -> Division:
-    return division_of(() if callback.model is None else callback.model.variables)
-
-
 def _lead(here: Any, act: Callable[..., Any]) -> Callable[..., Any]:
     def lead(*arguments: Any, **named: Any) -> Any:
-        with _division(here).leading():
+        with leading(here.model):
             return act(*arguments, **named)
 
     return lead
 
 
 def _follow(here: Any, callback: Any) -> Callable[..., None]:
-    def follow(*_: Any, **__: Any) -> None:
-        _division(here).follow(here.model, type(callback).__name__)
-
-    return follow
+    return lambda *_, **__: follow(here.model, type(callback).__name__)

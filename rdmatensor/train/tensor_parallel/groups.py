@@ -19,11 +19,10 @@ from ..backend.tensorflow.parts import Division, part_of
 from ..run.session import Session
 from ..run.subgroup import Subgroup, gather_texts
 from ..sync.all_reduce import AllReduce
-from ..sync.base import Array, Gradients
+from ..sync.base import Gradients
 from ..sync.compression import Compression
 from ..sync.local_sgd import LocalSGD
 from .optimizer import WithStrips
-from .slices import DONE, FAILED, SAVE
 
 # How many models this process has split: names of groups are unique, and the same in all processes.
 _made = itertools.count()
@@ -43,10 +42,6 @@ class Groups(Division):
         self.run, self.size, self.period = run, size, period
         self.number, self.place = divmod(run.rank, size)
         """Which group this process is in, and which strip it has."""
-        self.wholes: dict[int, Array] | None = None
-        """While a model is saved or loaded: whole variables, by their id."""
-        self.leads = False
-        """While a callback of rank 0 runs: the others wait to be told what it does."""
         name, addresses = (
             f"rdmatensor.split.{next(_made)}",
             gather_texts(run, run.device.address),
@@ -79,33 +74,6 @@ class Groups(Division):
                         f"rank {self.run.rank} has stopped training: {_first_line(error)}"
                     )
             raise
-
-    @contextmanager
-    def leading(self) -> Iterator[None]:
-        """Let the other processes save and load with a callback of rank 0, and learn whether it fails."""
-        if self.leads:  # a callback that another one calls
-            yield
-            return
-        self.leads, last = True, FAILED
-        try:
-            yield
-            last = DONE
-        finally:
-            self.leads = False
-            self.tell(last)
-
-    def follow(self, model: Any, name: str) -> None:
-        """Save and load, as rank 0 says, until its callback ends."""
-        while (word := self.tell()) != DONE:
-            if word == FAILED:
-                raise UsageError(f"{name} failed in rank 0, which knows why")
-            act = model.save_weights if word == SAVE else model.load_weights
-            act("what rank 0 names")
-
-    def tell(self, word: int = DONE) -> int:
-        """Return rank 0's word in all processes, which all call it."""
-        words = np.array([word], np.int64)
-        return int(operations.broadcast(self.run, words, 0, "what a callback of rank 0 does")[0])
 
     @operations.no_autograph
     def gradients(

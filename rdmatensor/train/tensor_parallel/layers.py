@@ -15,11 +15,11 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
 from ..backend.tensorflow.names import plain
+from ..keras.saving import Whole
 from .groups import Groups
-from .slices import bounds, cut, take, to_save, widest
+from .slices import bounds, cut, widest
 
 Mode = Literal["column", "row"]
 
@@ -34,7 +34,7 @@ class LayerCut:
     gives_strips: bool = False
 
 
-class CutDense:
+class CutDense(Whole):
     """The class that `cut_layer` puts in front of a Dense layer's."""
 
     _rdmatensor_layer_cut: LayerCut
@@ -61,28 +61,10 @@ class CutDense:
                 result = keras.ops.add(result, layer.bias)
         return result if layer.activation is None else layer.activation(result)
 
-    def save_own_variables(self, store: Any) -> None:
-        """Save the whole weights."""
-        for number, variable in enumerate(_variables(self)):
-            store[str(number)] = to_save(variable)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Load whole weights, of which each process gets its strip.
-
-        Raises UsageError if the file has others.
-        """
-        variables = _variables(self)
-        if len(store.keys()) != len(variables):
-            layer: Any = self
-            raise UsageError(
-                f"{layer.name} has {len(variables)} variables, the file {len(store.keys())}"
-            )
-        for number, variable in enumerate(variables):
-            take(variable, store[str(number)])
-
-
-def _variables(layer: Any) -> list[Any]:
-    return [each for each in (layer._kernel, layer.bias) if each is not None]
+    @property
+    def _rdmatensor_saved(self) -> list[Any]:
+        layer: Any = self
+        return [each for each in (layer._kernel, layer.bias) if each is not None]
 
 
 def cut_layer(layer: Any, layer_cut: LayerCut) -> None:

@@ -11,17 +11,14 @@ import numpy as np
 
 from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
-from ..backend.tensorflow.equal import broadcast_variables
-from ..backend.tensorflow.files import read_in_rank_0
-from ..keras.saving import variables_of
+from ..keras.saving import WholeModel
 from ..run.session import current
 from .choice import choose
 from .groups import Groups
 from .layers import LayerCut, Mode, cut_layer
-from .slices import LOAD, gathered, spread, strip_of
 
 
-class SplitModel:
+class SplitModel(WholeModel):
     """The class that `split` puts in front of a model's. All processes call its methods."""
 
     _rdmatensor_groups: Groups
@@ -35,45 +32,6 @@ class SplitModel:
         """Train one step, as fit() does."""
         with self._rdmatensor_groups.ending_together():
             return super().train_on_batch(*arguments, **named)  # type: ignore[misc]
-
-    def save(self, filepath: Any, *arguments: Any, **named: Any) -> None:
-        """Save the whole model, in rank 0. It loads where rdmatensor is not installed."""
-        with gathered(self._rdmatensor_groups, variables_of(self)):
-            if self._rdmatensor_groups.run.rank == 0:
-                super().save(filepath, *arguments, **named)  # type: ignore[misc]
-
-    def save_weights(self, filepath: Any, *arguments: Any, **named: Any) -> None:
-        """Save the weights of the whole model and the state of its optimizer, in rank 0."""
-        with gathered(self._rdmatensor_groups, variables_of(self)):
-            if self._rdmatensor_groups.run.rank == 0:
-                super().save_weights(filepath, *arguments, **named)  # type: ignore[misc]
-
-    def load_weights(self, filepath: Any, *arguments: Any, **named: Any) -> None:
-        """Load what a whole or a split model has saved. Rank 0 reads the file; the others get its values."""
-        model: Any = self
-        groups = self._rdmatensor_groups
-        if groups.leads:
-            groups.tell(LOAD)
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        groups.wholes = {}
-        load = super().load_weights  # type: ignore[misc]
-        try:
-            read_in_rank_0(groups.run, lambda: load(filepath, *arguments, **named), filepath)
-            variables = variables_of(self)
-            whole = [each for each in variables if strip_of(each) is None]
-            broadcast_variables(groups.run, whole, 0, f"what was loaded from {filepath}")
-            spread(groups, variables)
-        finally:
-            groups.wholes = None
-            operations.trim()
-
-    def export(self, *arguments: Any, **named: Any) -> None:
-        """Raise UsageError: a process has strips only."""
-        raise UsageError(
-            "a process has strips of this model only: save() it, load that file, and export the model"
-        )
 
 
 def split(
@@ -134,5 +92,5 @@ def split(
             seeds = getattr(passed, "seed_generator", None)
             if seeds is not None:  # strips drop out different units, although programs are equal
                 seeds.state.assign(np.asarray(seeds.state) + np.array([run.rank, 0], np.uint32))
-    mixin.add(model, SplitModel, _rdmatensor_groups=groups)
+    mixin.add(model, SplitModel, _rdmatensor_run=run, _rdmatensor_groups=groups)
     return model

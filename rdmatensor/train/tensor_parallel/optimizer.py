@@ -12,13 +12,14 @@ import tensorflow as tf
 from ...errors import UsageError
 from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.parts import mark
-from .slices import groups_of, strip_of, take, to_save
+from ..keras.saving import Whole
+from .slices import groups_of, strip_of
 
 # They use a matrix as a whole.
 _OF_MATRICES = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
 
 
-class WithStrips:
+class WithStrips(Whole):
     """The class that lies, in a split model's optimizer, between its own and the one of distribute()."""
 
     _rdmatensor_variables: Sequence[Any] = ()
@@ -61,18 +62,3 @@ class WithStrips:
             None if each is None else each * tf.cast(factor, each.dtype)
             for each, factor in zip(grads, factors, strict=True)
         ]
-
-    def save_own_variables(self, store: Any) -> None:
-        """Save the whole state, inside `gathered`."""
-        optimizer: Any = self
-        for number, variable in enumerate(optimizer.variables):
-            store[str(number)] = to_save(variable)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Load a whole state, of which each process gets its strips."""
-        optimizer: Any = self
-        if groups_of(optimizer.variables) is None or len(store.keys()) != len(optimizer.variables):
-            super().load_own_variables(store)  # type: ignore[misc]
-            return
-        for number, variable in enumerate(optimizer.variables):
-            take(variable, store[str(number)])

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +11,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.names import plain
-from ..backend.tensorflow.parts import Part, mark, part_of
+from ..backend.tensorflow.parts import mark, part_of
 from ..sync.base import Array
 
 if TYPE_CHECKING:
     from .groups import Groups
 
-# What a callback of rank 0 does, which the others follow.
-DONE, FAILED, SAVE, LOAD = range(4)
 # Whole layers travel in slices of so many bytes, because groups keep the memory of their operations.
 _SLICE = 4 << 20
 
@@ -43,7 +39,7 @@ def widest(length: int, parts: int) -> int:
 
 
 @dataclass(frozen=True)
-class Strip(Part):
+class Strip:
     """The part of a variable that this process has: along `axis`, one for each process of the group."""
 
     division: Groups
@@ -56,12 +52,14 @@ class Strip(Part):
         start, stop = bounds(self.shape[self.axis], self.division.size, self.division.place)
         return whole[(slice(None),) * self.axis + (slice(start, stop),)]
 
-    def whole(self, variable: Any) -> Array:
-        """Join the parts of all processes of the group, in rank 0; elsewhere, return no rows.
+    def whole(self, variable: Any) -> Array | None:
+        """Join the parts of rank 0's group there; elsewhere, return None.
 
         All of them call it.
         """
         inside, length = self.division.inside, self.shape[self.axis]
+        if self.division.number != 0:
+            return None
         width = widest(length, inside.size)
         # Parts travel with equal sizes, along the first dimension.
         part = np.moveaxis(np.asarray(tf.convert_to_tensor(variable)), self.axis, 0)
@@ -77,7 +75,7 @@ class Strip(Part):
                 start, stop = bounds(length, inside.size, index)
                 place = joined[start:stop][first : first + step]
                 place[:] = found[index * len(rows) :][: len(place)]
-        return np.moveaxis(joined, 0, self.axis) if wanted else joined
+        return np.moveaxis(joined, 0, self.axis) if wanted else None
 
     def received(self, whole: Array | None, dtype: Any) -> Array:
         """Return this process's part of an array that rank 0 has; `whole` is None elsewhere.
@@ -150,67 +148,3 @@ class _Times(keras.regularizers.Regularizer):  # type: ignore[misc]
 
     def __call__(self, x: Any) -> Any:
         return self._inner(x) * self._factor
-
-
-@contextmanager
-def gathered(groups: Groups, variables: Sequence[Any]) -> Iterator[None]:
-    """Let rank 0 save whole variables within the block. All processes call it with the same variables."""
-    if groups.leads:
-        groups.tell(SAVE)
-    found: dict[int, Array] = {}
-    for each in variables:
-        strip = strip_of(each)
-        if strip is not None and groups.number == 0:
-            whole = strip.whole(each)
-            if groups.run.rank == 0:
-                found[id(each)] = whole
-    groups.wholes = found
-    try:
-        yield
-    finally:
-        groups.wholes = None
-        found.clear()
-        operations.trim()
-
-
-def to_save(variable: Any) -> Any:
-    """Return the whole variable, inside `gathered`. Raises UsageError elsewhere, if it is cut."""
-    strip = strip_of(variable)
-    if strip is None:
-        return np.asarray(tf.convert_to_tensor(variable))
-    wholes = strip.division.wholes
-    if wholes is None or id(variable) not in wholes:
-        raise UsageError(
-            f"{strip.name} is cut: save the whole model by its own save() or save_weights(), in all "
-            "processes"
-        )
-    return wholes[id(variable)]
-
-
-def take(variable: Any, whole: Any) -> None:
-    """Set a variable to its part of the whole. Raises UsageError if the file's has another shape."""
-    strip = strip_of(variable)
-    if strip is None:
-        variable.assign(whole)
-        return
-    whole = np.asarray(whole)
-    if whole.shape != strip.shape:
-        raise UsageError(f"{strip.name} has the shape {strip.shape}, the file's {whole.shape}")
-    if strip.division.wholes is not None:
-        strip.division.wholes[id(variable)] = whole  # others have no file
-    variable.assign(strip.of(whole))
-
-
-def spread(groups: Groups, variables: Sequence[Any]) -> None:
-    """Set strips to their parts of what rank 0 has loaded. All processes call it."""
-    wholes = groups.wholes or {}
-    for each in variables:
-        strip = strip_of(each)
-        if strip is None:
-            continue
-        dtype = tf.as_dtype(each.dtype).as_numpy_dtype
-        whole = wholes.get(id(each)) if groups.run.rank == 0 else None
-        if whole is None and groups.run.rank == 0:
-            whole = np.zeros(strip.shape, dtype)  # the file has none
-        each.assign(strip.received(whole, dtype))
-        wholes.pop(id(each), None)

@@ -71,11 +71,9 @@ def agree(
 
 
 def _kind_of(variable: Any) -> str:
-    """Return a variable's type, and its shape: of a part, that of the whole, unless parts differ in shape."""
-    part = part_of(variable)
-    shape = variable.shape if part is None else part.shape
-    dtype = tf.as_dtype(variable.dtype).name
-    return dtype if shape is None else f"{dtype} {list(shape)}"
+    """Return a variable's type, and its shape: of a part, that of the whole."""
+    shape = (part_of(variable) or variable).shape
+    return f"{tf.as_dtype(variable.dtype).name} {list(shape)}"
 
 
 def _is_variable(thing: Any) -> bool:

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
 from ...run.session import Session
-from ...sync.base import Gradients
+from ...sync.base import Array, Gradients
 from .operations import no_autograph
 
 # The attribute of a variable of which this process has a part.
@@ -58,21 +56,26 @@ class Division:
         """
         return None
 
-    def leading(self) -> AbstractContextManager[None]:
-        """Let the other processes `follow` what a callback of rank 0 saves and loads in the block."""
-        return nullcontext()
 
-    def follow(self, model: Any, name: str) -> None:
-        """Save and load parts of a model as callback `name` does in rank 0. Raises UsageError if it fails."""
-
-
-@dataclass(frozen=True)
-class Part:
+class Part(Protocol):
     """The part of a variable that this process has."""
 
-    division: Division
-    shape: tuple[int, ...] | None
-    """That of the whole variable, on which all processes agree; None if they need not."""
+    @property
+    def division(self) -> Division:
+        """The way in which the model's variables are divided."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole variable, on which all processes agree."""
+
+    def of(self, whole: Array) -> Array:
+        """Return this process's part of an array."""
+
+    def whole(self, variable: Any) -> Array | None:
+        """Return the whole of a variable in rank 0, and None elsewhere. All processes call it."""
+
+    def received(self, whole: Array | None, dtype: Any) -> Array:
+        """Return this process's part of an array that rank 0 has; None elsewhere. All processes call it."""
 
 
 def mark(variable: Any, part: Part) -> None:
