@@ -106,9 +106,6 @@ def _complain(names: list[str], key: str, here: Any, there: Any, rank: int) -> N
     )
 
 
-# ---- what a layer has ----------------------------------------------------------------------------------
-
-
 def _facts_of(model: Any) -> Iterator[tuple[str, _Fact]]:
     for number, layer in enumerate(model._flatten_layers()):
         own = type(layer).__module__.split(".")[0] != "keras"

@@ -201,8 +201,6 @@ class Backup:
                 if not optimizer.built:
                     optimizer.build([variables[i] for i in places])
 
-    # ---- what each process has for itself ----------------------------------------------------------
-
     @property
     def _states(self) -> list[State]:
         found = (kept_of(each) for each in self._optimizers)

@@ -15,7 +15,6 @@ from .links import Links
 from .metrics import Logs
 from .pauses import Plan
 from .saving import follow, leading
-from .shares import Shares
 from .summary import Summary
 from .synchronize import SynchronizeCallback
 from .uneven import Uneven
@@ -65,8 +64,6 @@ def callbacks(
     found.append(
         SynchronizeCallback(run, Path(backup) if backup is not None else None, plan, joins)
     )
-    if run.size > 1:
-        found.append(Shares())
     if warmup_epochs > 0:
         found.append(Warmup(run, warmup_epochs))
     if watch_links:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let models weigh their losses while they train."""
+"""Let models weigh their losses in each step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,6 @@ from ..backend.tensorflow.parts import division_of
 from ..backend.tensorflow.weighing import Weighing
 from .optimizers import distributed
 from .uneven import presence_of
-
-
-class Shares(keras.callbacks.Callback):  # type: ignore[misc]
-    """Callback that lets losses be weighed also in steps that were made before distribute()."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Make the training function anew if its step does not weigh losses."""
-        if not getattr(self.model.train_step, "weighs", False):
-            self.model.make_train_function(force=True)
 
 
 @cache

@@ -67,7 +67,14 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._ends = self._ended = self._stops = False
         self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
         self._optimizers: list[Any] = []
-        self._last = _Last(self)
+        # What comes after all other callbacks.
+        self._last = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda *_, **__: self._agree_on_start(),
+            on_epoch_begin=lambda *_, **__: self._part(),
+            on_train_batch_end=lambda *_, **__: self._end_alike(),
+            on_epoch_end=lambda *_, **__: self._stop_alike(),
+            on_train_end=lambda *_, **__: self._end(),
+        )
         self._list: Any = None
 
     def set_model(self, model: Any) -> None:
@@ -89,11 +96,9 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return ((each, sync_of(each)) for each in self._optimizers)
 
     @property
-    def waits(self) -> bool:
+    def _waits(self) -> bool:
         """Whether processes need each other."""
         return self._run.size > 1 and all(sync.waits for _, sync in self._syncs())
-
-    # ---- the start ----------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Give all processes one model, from a backup if there is one."""
@@ -112,7 +117,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         trace_anew(model, self._optimizers, run)
         if run.size > 1 and not run.returns and model.built:
             compare(run, model)
-            check(model, self.waits)
+            check(model, self._waits)
         kept = Kept()
         if self._folder is not None:
             self._backup = Backup(self._folder, run, model, self._optimizers or [optimizer])
@@ -147,6 +152,8 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._backup.seeds = None  # those of the next epoch are others
         self._skip, self._kept = kept.batch, (0, 0)
         self._pauses.begin()
+        if run.size > 1 and not getattr(model.train_step, "weighs", False):
+            model.make_train_function(force=True)  # made before the optimizer was distributed
 
     def _end_fit(self) -> None:
         self._in_fit = False
@@ -176,17 +183,15 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         iterations_of(optimizer).assign(step)
         return Kept(epoch=step // (self.params.get("steps") or step + 1))
 
-    # ---- steps --------------------------------------------------------------------------------------
-
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the epoch, behind the batches to skip."""
         self._epoch, self._done = epoch, self._skip
         for each, sync in self._syncs():
             hooks_of(sync).release(each)
         if self._list is None:
-            self.part()
+            self._part()
 
-    def part(self) -> None:
+    def _part(self) -> None:
         """Let training go on after what looked at the common model."""
         self._settled = False
         for each, sync in self._syncs():
@@ -217,7 +222,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     sync.observe(total / (batch + 1 - count))
                 self._shown = (float(logs["loss"]), batch + 1)
         batches, self._done = batch + 1 - self._done, batch + 1
-        wish = self._pauses.after(batches, self.waits, self._looked_at, self._ends)
+        wish = self._pauses.after(batches, self._waits, self._looked_at, self._ends)
         if wish.keep and self._backup is not None:
             self._keep(self._epoch, self._done)
         if wish.leave:
@@ -226,20 +231,18 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._stops = wish.stop or wish.end
         self.model.stop_training |= self._stops
 
-    def end_alike(self) -> None:
+    def _end_alike(self) -> None:
         """Let what a callback ends here, between two steps, end in all processes after the same step.
 
-        It runs after all callbacks. Until all end, this process goes on.
+        Until all end, this process goes on.
         """
-        if self.model.stop_training and not self._stops and self.waits:
+        if self.model.stop_training and not self._stops and self._waits:
             self._ends, self.model.stop_training = True, False
 
     def _leave(self) -> None:
         # All together: a launcher ends the others when one has left, and they may still write.
-        if self._pauses.end(self.waits):
+        if self._pauses.end(self._waits):
             raise SystemExit(128 + signal.SIGTERM)
-
-    # ---- the end of an epoch ------------------------------------------------------------------------
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Bring the models together before validation."""
@@ -275,9 +278,9 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._gather()
         self._kept = epoch, batch
         self._backup.save_own(batch, metrics)
-        if self._streams is not None and (self.waits or self._run.size == 1):
+        if self._streams is not None and (self._waits or self._run.size == 1):
             self._backup.seeds = self._streams.gather().tolist()
-        if self.waits:
+        if self._waits:
             operations.barrier(self._run, "a backup")
         self._backup.save(epoch, batch)
         if batch:
@@ -293,7 +296,9 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         silent = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
         ours = __name__.rpartition(".")[0]
         others = self._list is None or any(
-            not isinstance(each, silent) and not type(each).__module__.startswith(ours)
+            not isinstance(each, silent)
+            and not type(each).__module__.startswith(ours)
+            and each is not self._last
             for each in self._list.callbacks
         )
         restores = self._list is not None and any(
@@ -303,7 +308,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         steps = self.params.get("steps") or 0
         files = files_of(() if self._list is None else self._list.callbacks)
         found = tf.constant([looks, restores, steps, -steps, len(files)], tf.int64)
-        if self.waits:
+        if self._waits:
             found = operations.all_reduce(
                 self._run, found, "max", "callbacks, and steps in an epoch"
             )
@@ -321,11 +326,11 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "rt.callbacks(backup=FOLDER)"
             )
 
-    def agree_on_start(self) -> None:
-        """Give all processes what a callback has loaded in rank 0. It runs after all callbacks."""
+    def _agree_on_start(self) -> None:
+        """Give all processes what a callback has loaded in rank 0."""
         for each in self._optimizers:
             object.__setattr__(each, "compared", True)
-        if not self._looked_at or not self.waits or self._restored:
+        if not self._looked_at or not self._waits or self._restored:
             return
         state = self._state(self.model.variables)
         for each, sync in self._syncs():
@@ -352,7 +357,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         What is equal in all processes, such as a frozen layer, does not travel and does not change.
         """
         state = self._state(self.model.non_trainable_variables)
-        if not self.waits:
+        if not self._waits:
             return
         if self._uneven is not None:
             self._uneven.catch_up(state)
@@ -384,7 +389,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _compare(self, when: str) -> None:
         """Raise UsageError if processes have trained different models, which must not remain unnoticed."""
         self._compared = True
-        if not self.waits:
+        if not self._waits:
             return
         variables = [
             each
@@ -399,9 +404,9 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "or a train_step that changes weights has to do so in all processes alike"
             )
 
-    def stop_alike(self) -> None:
+    def _stop_alike(self) -> None:
         """Stop in all processes if a callback stops in one. Raises UsageError if learning rates differ."""
-        if not self.waits:
+        if not self._waits:
             return
         rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]
         stops = bool(self.model.stop_training or self._ends)
@@ -417,8 +422,6 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "callback that changes them to all processes"
             )
 
-    # ---- the end ------------------------------------------------------------------------------------
-
     def on_train_end(self, logs: Any = None) -> None:
         """Let synchronizers conclude, and compare the models."""
         for each, sync in self._syncs():
@@ -431,14 +434,11 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 exchange.sync.finish()
         self._compare("when training ended")
         if self._list is None:
-            self.end()
+            self._end()
 
-    def end(self) -> None:
-        """Take rank 0's value of what a callback has changed in some processes only.
-
-        It runs after all callbacks.
-        """
-        if self.waits:
+    def _end(self) -> None:
+        """Take rank 0's value of what a callback has changed in some processes only."""
+        if self._waits:
             self._take_rank_0s_at_the_end()
         self._leave()
 
@@ -453,29 +453,6 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """The part of SynchronizeCallback that runs after all other callbacks."""
-
-    def __init__(self, together: SynchronizeCallback) -> None:
-        super().__init__()
-        self._together = together
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._together.agree_on_start()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._together.part()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._together.end_alike()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._together.stop_alike()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._together.end()
 
 
 def _rate_of(optimizer: Any) -> float:

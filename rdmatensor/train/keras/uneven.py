@@ -106,8 +106,6 @@ class Uneven(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.train_function = None  # Keras makes its own when fit begins
         self._acts, self._batch = False, None
 
-    # ---- steps --------------------------------------------------------------------------------------
-
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin to count the steps of an epoch."""
         self._next, self._over, self._some_idle = 0, False, False

@@ -52,7 +52,6 @@ class Decoupled(Owned):
         self.learning_rate, self.momentum = learning_rate, momentum
         self.merges = 0
         """How often this process has merged its fragment."""
-        self._kept: Mapping[str, Array] = {}
 
     def begin(self, members: Membership, x: Array) -> int:
         """Share the model as fragments. Begin to merge what arrives for the own one."""
@@ -80,8 +79,6 @@ class Decoupled(Owned):
         }
         for rank, weight, change in zip(*(kept[f"arrived {n}"] for n in _ARRIVED), strict=True):
             self._arrived[int(rank)] = change, float(weight)
-
-    # ---- the owner of a fragment, under the lock ----------------------------------------------------
 
     def _take(self, rank: int, number: int, change: Array) -> None:
         earlier, weight = self._arrived.get(rank, (0.0, 0.0))
@@ -118,8 +115,6 @@ class Decoupled(Owned):
         strips.version += 1
         self.merges += 1
         strips.publish()
-
-    # ---- every process ------------------------------------------------------------------------------
 
     def exchange(self, x: Array, step: int, learning_rate: float) -> int:
         """Take up merged fragments; at the end of a period, send what has changed."""
@@ -175,10 +170,6 @@ class Decoupled(Owned):
                     for name, each in zip(_ARRIVED, waiting, strict=True)
                 },
             }
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Keep the state for `begin`."""
-        self._kept = state
 
     def regroup(
         self, states: Sequence[Mapping[str, Array]], rank: int, size: int

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import UsageError
 from . import rules
 from .base import Array
-from .owned_shards import Owned, Strips, recut
+from .owned_shards import Owned, Strips
 
 if TYPE_CHECKING:
     from ..run.membership import Membership
@@ -30,15 +29,11 @@ class EASGD(Owned):
         if period < 1 or not 0 < beta <= 1:
             raise UsageError(f"period is {period} and beta {beta}: give period >= 1, 0 < beta <= 1")
         self.period, self.beta = period, beta
-        self._kept: Array | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
         """Share the centre in strips, and begin to apply what arrives for the own one."""
         self._alpha = rules.elastic_rate(self.beta, members.size)
-        self._strips = Strips(members, x, self._take)
-        if self._kept is not None:
-            self._strips.restore(self._kept)
-        self._strips.serve()
+        self._open(Strips(members, x, self._take))
         return members.step + self.period
 
     def _take(self, rank: int, number: int, difference: Array) -> None:
@@ -57,18 +52,3 @@ class EASGD(Owned):
                 mine -= difference
         self.members.offer(x, step)
         return step + self.period
-
-    def state(self) -> Mapping[str, Array]:
-        """Return the own strip of the centre."""
-        with self.strips.lock:
-            return {"centre": self.strips.own.copy()}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Keep the strip for `begin`."""
-        self._kept = state["centre"]
-
-    def regroup(
-        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
-    ) -> Mapping[str, Array]:
-        """Return a strip of the whole centre."""
-        return {"centre": recut(states, "centre", rank, size)}

@@ -127,6 +127,30 @@ class Owned(Parameters):
 
     waits: ClassVar[bool] = False
     _strips: Strips | None = None
+    _kept: Mapping[str, Array] = {}
+    """What a backup had, until it begins."""
+
+    def _open(self, strips: Strips) -> None:
+        """Begin with these strips, the own one as a backup has kept it."""
+        self._strips = strips
+        if self._kept:
+            strips.restore(self._kept["strip"])
+        strips.serve()
+
+    def state(self) -> Mapping[str, Array]:
+        """Return the own strip."""
+        with self.strips.lock:
+            return {"strip": self.strips.own.copy()}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Keep the state until it begins."""
+        self._kept = state
+
+    def regroup(
+        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
+    ) -> Mapping[str, Array]:
+        """Return a strip of the whole."""
+        return {"strip": recut(states, "strip", rank, size)}
 
     @property
     def strips(self) -> Strips:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
-# ---- elastic averaging: Zhang, Choromanska and LeCun 2015, arXiv 1412.6651 ---------------------------------
+# Elastic averaging: Zhang, Choromanska and LeCun 2015, arXiv 1412.6651.
 
 
 def elastic_rate(beta: float, size: int) -> float:
@@ -37,7 +37,7 @@ def elastic_difference(
     return difference
 
 
-# ---- gossip: Jin, Yuan, Iandola and Keutzer 2016, arXiv 1611.04581 -----------------------------------------
+# Gossip: Jin, Yuan, Iandola and Keutzer 2016, arXiv 1611.04581.
 
 
 def pull(own: Array, other: Array, out: Array | None = None) -> Array:
@@ -64,7 +64,7 @@ def random_peer(generator: np.random.Generator, rank: int, size: int) -> int:
     return other + (other >= rank)
 
 
-# ---- push-sum: Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792 ------------------------------------
+# Push-sum: Assran, Loizou, Ballas and Rabbat 2019, arXiv 1811.10792.
 
 
 def hops(size: int) -> int:
@@ -103,7 +103,7 @@ def unbiased(value: Array, weight: float, out: Array | None = None) -> Array:
     return quotient
 
 
-# ---- Gossip-PGA: Chen, Yuan, Zhang, Pan, Xu and Yin 2021, arXiv 2105.09080 ---------------------------------
+# Gossip-PGA: Chen, Yuan, Zhang, Pan, Xu and Yin 2021, arXiv 2105.09080.
 
 
 def averages_globally(step: int, every: int) -> bool:
@@ -111,7 +111,7 @@ def averages_globally(step: int, every: int) -> bool:
     return step % every == 0
 
 
-# ---- stale synchronous: Ho et al. 2013, NIPS ---------------------------------------------------------------
+# Stale synchronous: Ho et al. 2013, NIPS.
 
 
 def may_begin(clock: int, clocks: Sequence[int], slack: int) -> bool:
@@ -122,7 +122,7 @@ def may_begin(clock: int, clocks: Sequence[int], slack: int) -> bool:
     return clock - min(clocks) <= slack
 
 
-# ---- DiLoCo: Douillard et al. 2023, arXiv 2311.08105 -------------------------------------------------------
+# DiLoCo: Douillard et al. 2023, arXiv 2311.08105.
 
 
 def outer_gradient(anchor: Array, model: Array) -> Array:
@@ -156,7 +156,7 @@ def fragment_due(step: int, period: int, fragments: int) -> int | None:
     return None
 
 
-# ---- Decoupled DiLoCo, arXiv 2604.21428 --------------------------------------------------------------------
+# Decoupled DiLoCo, arXiv 2604.21428.
 
 
 def weighted_mean(values: Sequence[Array], weights: Sequence[float]) -> Array:
@@ -173,7 +173,7 @@ def quorum_reached(arrived: int, quorum: int, waited: float, grace: float) -> bo
     return arrived >= quorum and waited >= grace
 
 
-# ---- compression with error feedback: Karimireddy et al. 2019, arXiv 1901.09847 ----------------------------
+# Compression with error feedback: Karimireddy et al. 2019, arXiv 1901.09847.
 
 
 def with_error(value: Array, error: Array, decay: float = 1.0) -> Array:
@@ -201,7 +201,7 @@ def scattered(indices: Array, values: Array, size: int) -> Array:
     return vector
 
 
-# ---- PowerSGD: Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727 ----------------------------------------
+# PowerSGD: Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727.
 
 
 def power_left(matrix: Array, right: Array) -> Array:
@@ -231,7 +231,7 @@ def power_result(left: Array, right: Array) -> Array:
     return product
 
 
-# ---- quantisation ------------------------------------------------------------------------------------------
+# Quantisation.
 
 
 def to_int8(vector: Array) -> tuple[Array, float]:
@@ -276,7 +276,7 @@ def from_fp8(codes: Array, scale: float) -> Array:
     return (signed[codes] * scale).astype(np.float32)
 
 
-# ---- periods -----------------------------------------------------------------------------------------------
+# Periods.
 
 
 def qsr_period(alpha: float, learning_rate: float, base: int) -> int:

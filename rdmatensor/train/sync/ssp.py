@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,7 @@ from ...errors import DeadlineExceeded, UsageError
 from . import rules
 from .base import Array
 from .members import FINISHED
-from .owned_shards import Owned, Strips, recut
+from .owned_shards import Owned, Strips
 
 if TYPE_CHECKING:
     from ..run.membership import Membership
@@ -34,7 +33,6 @@ class SSP(Owned):
         if slack < 0:
             raise UsageError(f"slack is {slack}: give a number of steps, 0 or more")
         self.slack = slack
-        self._kept: Array | None = None
 
     def begin(self, members: Membership, x: Array) -> int:
         """Share the model in strips, and begin to apply what arrives for the own one."""
@@ -43,10 +41,7 @@ class SSP(Owned):
         self._clock = 0
         # What was sent to each owner and may not be in what it publishes.
         self._own: dict[int, list[tuple[int, Array]]] = {rank: [] for rank in range(members.size)}
-        self._strips = Strips(members, x, self._take)
-        if self._kept is not None:
-            self._strips.restore(self._kept)
-        self._strips.serve()
+        self._open(Strips(members, x, self._take))
         return 1
 
     def _take(self, rank: int, number: int, change: Array) -> None:
@@ -103,21 +98,6 @@ class SSP(Owned):
         members = self.strips.members
         found = [(rank, members.store.member(rank)) for rank in members.others]
         return [rank for rank, each in found if not each.gone and each.clock != FINISHED]
-
-    def state(self) -> Mapping[str, Array]:
-        """Return the own strip."""
-        with self.strips.lock:
-            return {"strip": self.strips.own.copy()}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Keep the strip for `begin`."""
-        self._kept = state["strip"]
-
-    def regroup(
-        self, states: Sequence[Mapping[str, Array]], rank: int, size: int
-    ) -> Mapping[str, Array]:
-        """Return a strip of the whole model."""
-        return {"strip": recut(states, "strip", rank, size)}
 
     def finish(self) -> None:
         """Wait until the last changes are applied, and serve the own strip until all have finished."""
