@@ -15,7 +15,8 @@ import tensorflow as tf
 
 import rdmatensor.train as rt
 from rdmatensor.errors import UsageError
-from rdmatensor.train.backend.tensorflow import elementwise, operations
+from rdmatensor.train.backend.tensorflow import operations
+from rdmatensor.train.sharding import elementwise
 
 __all__ = [
     "sharded",

@@ -19,12 +19,11 @@ import tensorflow as tf
 from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.exchange import Kept as State
-from ..backend.tensorflow.files import read_in_rank_0
 from ..backend.tensorflow.interim import until_fit_ends
 from ..backend.tensorflow.optimizer import hooks_of, kept_of, sync_of
 from ..run.session import Session
 from ..sync.base import Array, having
-from .saving import in_parts
+from .saving import in_parts, read_in_rank_0
 
 # Some file systems cannot flush folders.
 _REFUSED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ import tensorflow as tf
 from ...errors import UsageError
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.equal import broadcast_variables
-from ..backend.tensorflow.files import read_in_rank_0
 from ..backend.tensorflow.optimizer import hooks_of, sync_of
 from ..backend.tensorflow.parts import part_of
 from ..run.session import Session, current
@@ -42,6 +41,21 @@ def save(model: Any, path: Any) -> None:
         for each in optimizers:
             hooks_of(sync_of(each)).release(each)
         operations.barrier(run, "save")
+
+
+def read_in_rank_0(run: Session, read: Callable[[], None], path: object) -> None:
+    """Call `read` in rank 0. All processes call this; if it fails there, the others raise UsageError."""
+    failed = None
+    if run.rank == 0:
+        try:
+            read()
+        except Exception as error:  # the others must not wait for what does not come
+            failed = error
+    went = operations.broadcast(run, np.array([failed is None], np.int64), 0, "loading a file")
+    if failed is not None:
+        raise failed
+    if not int(went[0]):
+        raise UsageError(f"rank 0 could not load {path}")
 
 
 def in_parts(model: Any) -> bool:

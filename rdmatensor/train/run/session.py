@@ -37,7 +37,7 @@ class Session(Membership):
         self.generation = 0
         """How often this process has left the group and joined it again."""
         self.numbered = 0
-        """On how many variables all processes have agreed; see names.py."""
+        """On how many variables all processes have agreed; see agree.py."""
         self.ranks: Sequence[int] = range(role.size)
         self.parts: list[Subgroup] = []
         """The groups of some of the processes that this one has joined, in the order of the program."""

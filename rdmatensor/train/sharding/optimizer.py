@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.elementwise import refuse_if_not_elementwise
 from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, put_in_front
 from ..backend.tensorflow.parts import division_of
@@ -27,6 +26,7 @@ from ..run.session import Session
 from ..run.subgroup import Subgroup, gather_texts
 from ..sync.all_reduce import check_bucket_bytes
 from ..sync.base import Array, Gradients
+from .elementwise import refuse_if_not_elementwise
 from .prefetch import Prefetch
 from .shards import Buckets, Cut, Strip
 

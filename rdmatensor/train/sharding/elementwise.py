@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ....errors import UsageError
+from ...errors import UsageError
 
 _KNOWN = {
     "SGD",
