@@ -71,12 +71,6 @@ class Subgroup(Membership):
         if self.size > 1 and self.group is None:
             raise UsageError(LEFT)
 
-    def close(self) -> None:
-        """Leave the group for good."""
-        if self in self.parts:
-            self.parts.remove(self)
-        self.leave()
-
     def leave(self) -> None:
         """Leave the group, until the run joins again."""
         group, self.group = self.group, None
