@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -61,11 +62,14 @@ def test_the_choice_follows_the_sample(tmp_path: Path) -> None:
     # 2048 ids of 60,000, drawn with replacement.
     assert tables["large"]["share"] == pytest.approx(2048 / 60_000, rel=0.1)
     assert tables["small"]["share"] == 1
-    # What was measured decides, and a busy machine measures anything; given costs are tested below.
+    # Ways that are predicted to be close are measured, and a busy machine measures anything. Given costs are
+    # tested below.
     for name in ("small", "large"):
+        why = re.match(r"fastest(?: of (\d), measured|, computed)", tables[name]["why"])
+        assert why, tables[name]
         seconds = tables[name]["seconds"]
-        assert tables[name]["way"] == min(seconds, key=seconds.__getitem__)
-        assert tables[name]["why"].startswith("fastest"), tables[name]
+        slower = [each for each in seconds.values() if each >= seconds[tables[name]["way"]]]
+        assert len(slower) >= int(why[1] or len(seconds)), tables[name]
     assert tables["frozen"]["why"].startswith("frozen")
     assert tables["limited"]["way"] != "owners" and "constraint" in tables["limited"]["why"]
     for name in ("small", "large", "frozen", "limited"):
