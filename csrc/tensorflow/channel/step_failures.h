@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/newest.h"
+#include "base/recent_map.h"
 #include "graph/planned_edge.h"
 
 namespace rdmatensor {
@@ -56,8 +56,8 @@ class StepFailures {
 
   std::atomic<bool> any_{false};
   mutable std::mutex mutex_;
-  Newest<int64_t, absl::Status> steps_{kRemembered};
-  Newest<std::pair<int64_t, KeyId>> tensors_{kRemembered};
+  RecentMap<int64_t, absl::Status> steps_{kRemembered};
+  RecentMap<std::pair<int64_t, KeyId>> tensors_{kRemembered};
 };
 
 // Remembers the steps that failed here until they are cleaned up. A receiver that announces itself in the meantime
@@ -99,7 +99,7 @@ class FailedHere {
 
   std::atomic<bool> any_{false};
   mutable std::mutex mutex_;
-  Newest<int64_t, Failure> steps_{kRemembered};
+  RecentMap<int64_t, Failure> steps_{kRemembered};
 };
 
 }  // namespace rdmatensor

@@ -22,7 +22,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "base/newest.h"
+#include "base/recent_map.h"
 #include "channel/rpc_fallback.h"
 #include "graph/planned_edge.h"
 #include "receive/unclaimed.h"
@@ -175,7 +175,7 @@ class MailboxTable {
   std::mutex mutex_;
   absl::flat_hash_map<int64_t, std::shared_ptr<Mailbox>> mailboxes_;
   static constexpr size_t kRemembered = 4096;
-  Newest<int64_t> removed_{kRemembered};
+  RecentMap<int64_t> removed_{kRemembered};
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
 };
 

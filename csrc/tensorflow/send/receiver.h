@@ -21,7 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "base/newest.h"
+#include "base/recent_map.h"
 #include "channel/host.h"
 #include "channel/peer_channel.h"
 #include "channel/rpc_fallback.h"
@@ -179,8 +179,8 @@ class Receiver final : public ChannelReceiver, public std::enable_shared_from_th
   absl::flat_hash_map<int64_t, SendStep> steps_;
   std::chrono::steady_clock::time_point last_sweep_ = std::chrono::steady_clock::now();
   // The steps and copies that were pushed down channels that were lost.
-  Newest<int64_t> lost_{SendState::kRemembered};
-  Newest<SendState::Copy> lost_copies_{SendState::kRemembered};
+  RecentMap<int64_t> lost_{SendState::kRemembered};
+  RecentMap<SendState::Copy> lost_copies_{SendState::kRemembered};
 };
 
 }  // namespace rdmatensor

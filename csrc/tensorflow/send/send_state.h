@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "base/newest.h"
+#include "base/recent_map.h"
 #include "channel/peer_channel.h"
 #include "tensorflow/core/distributed_runtime/worker_cache.h"
 #include "tensorflow/core/distributed_runtime/worker_session.h"
@@ -69,13 +69,13 @@ struct SendState {
   std::vector<std::weak_ptr<PeerChannel>> rivals;
   // The steps pushed lately: when the channel is lost, what they pushed may be lost with it.
   int64_t last_step = -1;
-  Newest<int64_t> recent{kRemembered};
+  RecentMap<int64_t> recent{kRemembered};
   // The copies of eager operations that were pushed lately.
-  Newest<Copy> recent_copies{kRemembered};
+  RecentMap<Copy> recent_copies{kRemembered};
   // The lost copies of which the receiver was not told yet.
   std::vector<Copy> untold_copies;
   // The steps whose tensors were lost with a channel. Each process that connects is told of them.
-  Newest<int64_t> lost_steps{kRemembered};
+  RecentMap<int64_t> lost_steps{kRemembered};
 };
 
 }  // namespace rdmatensor

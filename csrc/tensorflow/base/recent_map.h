@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A map or set that keeps its newest entries only.
-#ifndef RDMATENSOR_TENSORFLOW_BASE_NEWEST_H_
-#define RDMATENSOR_TENSORFLOW_BASE_NEWEST_H_
+#ifndef RDMATENSOR_TENSORFLOW_BASE_RECENT_MAP_H_
+#define RDMATENSOR_TENSORFLOW_BASE_RECENT_MAP_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -17,9 +17,9 @@ namespace rdmatensor {
 // A map, or without values a set, that forgets its oldest entries beyond `limit`: what is remembered of steps
 // must not grow with a training that runs for weeks. Not thread-safe.
 template <typename Key, typename Value = std::monostate>
-class Newest {
+class RecentMap {
  public:
-  explicit Newest(size_t limit) : limit_(limit) {}
+  explicit RecentMap(size_t limit) : limit_(limit) {}
 
   // False if the key is there: its value stays, and its age.
   bool Add(const Key& key, Value value = {}) {
@@ -62,4 +62,4 @@ class Newest {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_BASE_NEWEST_H_
+#endif  // RDMATENSOR_TENSORFLOW_BASE_RECENT_MAP_H_
