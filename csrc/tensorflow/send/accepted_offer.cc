@@ -133,7 +133,7 @@ void AcceptedOffer::Bind(const std::shared_ptr<OutEdge>& edge,
   }
   std::shared_ptr<AcceptedOffer> replaced;  // freed after the locks
   std::lock_guard<std::mutex> lock(bound_mutex_);
-  if (users_.is_closed() || bound_[index].lock() == edge) return;
+  if (use_gate_.is_closed() || bound_[index].lock() == edge) return;
   bound_[index] = edge;
   {
     std::lock_guard<std::mutex> edge_lock(edge->mutex);
@@ -164,7 +164,7 @@ void AcceptedOffer::Close() {
   std::vector<std::weak_ptr<OutEdge>> bound;
   {
     std::lock_guard<std::mutex> lock(bound_mutex_);
-    users_.Close();
+    use_gate_.Close();
     bound.swap(bound_);
   }
   for (const std::weak_ptr<OutEdge>& each : bound) {
@@ -174,18 +174,18 @@ void AcceptedOffer::Close() {
     std::lock_guard<std::mutex> lock(edge->mutex);
     if (edge->accepted.get() == this) dropped = std::move(edge->accepted);
   }
-  if (users_.is_over()) Finish();
+  if (use_gate_.is_over()) Finish();
 }
 
 bool AcceptedOffer::Enter() {
   if (home_.IsLeft()) return false;  // the places are the parent's
-  if (users_.Enter()) return true;
+  if (use_gate_.Enter()) return true;
   Leave();
   return false;
 }
 
 void AcceptedOffer::Leave() {
-  if (users_.Leave()) Finish();
+  if (use_gate_.Leave()) Finish();
 }
 
 void AcceptedOffer::Finish() {
@@ -379,7 +379,7 @@ void AcceptedOffer::WriteAndNotify(tensorflow::Tensor source, const void* data, 
 
 void AcceptedOffer::Post(std::unique_ptr<Posted> posted) {
   posted->accepted = shared_from_this();
-  users_.EnterAgain();
+  use_gate_.EnterAgain();
   const auto done = [](void* context, rdt_status ended) {
     const std::unique_ptr<Posted> kept(static_cast<Posted*>(context));
     if (ended < RDT_OK) kept->accepted->channel_->Close();  // see Announce

@@ -18,7 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/forks.h"
-#include "base/users.h"
+#include "base/use_gate.h"
 #include "channel/channel.h"
 #include "channel/host.h"
 #include "channel/plan_message.h"
@@ -186,7 +186,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   rdt_remote_region* places_ = nullptr;
   char* mapped_places_ = nullptr;  // where the transport can map them
 
-  Users users_;  // closed once no tensor may use the places any more
+  UseGate use_gate_;  // closed once no tensor may use the places any more
   std::atomic<bool> warned_{false}, finished_{false};
   std::atomic<int> open_steps_{0};
   std::mutex bound_mutex_;

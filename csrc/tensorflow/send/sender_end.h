@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "base/users.h"
+#include "base/use_gate.h"
 #include "channel/channel_end.h"
 #include "channel/host.h"
 #include "channel/peer_channel.h"
@@ -69,7 +69,7 @@ class SenderEnd final : public ChannelEnd {
   std::vector<std::shared_ptr<ChannelReceiver>> receivers_;
   std::vector<std::shared_ptr<PeerChannel>> former_;
   bool released_ = false;
-  Users pushes_;  // closed while the channel is paused
+  UseGate pushes_;  // closed while the channel is paused
   std::atomic<bool> succeeds_{false};
   std::mutex pause_mutex_;
   bool told_paused_ = false;

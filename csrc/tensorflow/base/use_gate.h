@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Counts those who use something, until it is closed to them.
-#ifndef RDMATENSOR_TENSORFLOW_BASE_USERS_H_
-#define RDMATENSOR_TENSORFLOW_BASE_USERS_H_
+#ifndef RDMATENSOR_TENSORFLOW_BASE_USE_GATE_H_
+#define RDMATENSOR_TENSORFLOW_BASE_USE_GATE_H_
 
 #include <atomic>
 
@@ -10,7 +10,7 @@ namespace rdmatensor {
 
 // Thread-safe. A user counts itself before it looks whether this is closed, and whoever closes this does so before it
 // looks at the count. So each user is either seen by the one who closes, or turned away.
-class Users {
+class UseGate {
  public:
   // Returns false if this is closed. Leave has to follow in either case.
   bool Enter() {
@@ -35,4 +35,4 @@ class Users {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_BASE_USERS_H_
+#endif  // RDMATENSOR_TENSORFLOW_BASE_USE_GATE_H_
