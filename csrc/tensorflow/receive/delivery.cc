@@ -73,7 +73,7 @@ void Delivery::DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>
 
 void Delivery::RefuseUnclaimed() {
   channel_->RefuseBroken("sent more tensors that nothing here has asked for than a server keeps (" +
-                         std::to_string(Unclaimed::kMaxBytes >> 20) + " MB)");
+                         std::to_string(UnclaimedBudget::kMaxBytes >> 20) + " MB)");
   for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) mailbox->Drop(unclaimed_.get());
 }
 

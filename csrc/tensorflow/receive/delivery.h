@@ -52,7 +52,7 @@ class Delivery {
   MailboxTable* const mailboxes_;
   const bool verifies_;
   Channel* const channel_;
-  const std::shared_ptr<Unclaimed> unclaimed_ = std::make_shared<Unclaimed>();
+  const std::shared_ptr<UnclaimedBudget> unclaimed_ = std::make_shared<UnclaimedBudget>();
   // The mailbox of the step that arrived last.
   std::mutex mutex_;
   int64_t last_step_ = -1;

@@ -91,7 +91,8 @@ Mailbox::Received Mailbox::ReceiveAll(std::vector<Waiter>* waiters, std::vector<
   return Received::kWaiting;
 }
 
-Mailbox::Delivered Mailbox::Deliver(const KeyId& key, const std::shared_ptr<Unclaimed>& unclaimed,
+Mailbox::Delivered Mailbox::Deliver(const KeyId& key,
+                                    const std::shared_ptr<UnclaimedBudget>& unclaimed,
                                     Arrival* arrival, Waiter* waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (gone_) return Delivered::kGone;
@@ -102,7 +103,7 @@ Mailbox::Delivered Mailbox::Deliver(const KeyId& key, const std::shared_ptr<Uncl
   return Delivered::kKept;
 }
 
-Mailbox::Delivered Mailbox::DeliverAll(const std::shared_ptr<Unclaimed>& unclaimed,
+Mailbox::Delivered Mailbox::DeliverAll(const std::shared_ptr<UnclaimedBudget>& unclaimed,
                                        std::vector<std::pair<KeyId, Arrival>>* arrivals,
                                        std::vector<Met>* met) {
   met->reserve(arrivals->size());
@@ -122,7 +123,7 @@ Mailbox::Delivered Mailbox::DeliverAll(const std::shared_ptr<Unclaimed>& unclaim
   return Delivered::kKept;
 }
 
-void Mailbox::Drop(const Unclaimed* unclaimed) {
+void Mailbox::Drop(const UnclaimedBudget* unclaimed) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto slot = slots_.begin(); slot != slots_.end();) {
     const auto current = slot++;

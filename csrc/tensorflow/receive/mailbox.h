@@ -25,7 +25,7 @@
 #include "base/recent_map.h"
 #include "channel/rpc_fallback.h"
 #include "graph/planned_edge.h"
-#include "receive/unclaimed.h"
+#include "receive/unclaimed_budget.h"
 #include "stats/checksum.h"
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
@@ -40,7 +40,7 @@ struct Arrival {
   bool is_referral = false;            // no tensor: fetch it by RecvTensor
   Path path = Path::kRpc;              // by which it came
   std::unique_ptr<const Claim> claim;  // to be verified before anybody gets the tensor; may be none
-  Unclaimed::Share share;              // held from the moment at which no receive waited for it
+  UnclaimedBudget::Share share;        // held from the moment at which no receive waited for it
 
   // What it costs this process to keep it. Other tensors lie in the sender's memory, or in slots, or were fetched as
   // this process wanted.
@@ -99,13 +99,13 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // arrival is stored, or dropped when the step was aborted. kGone: the table has let go of this
   // mailbox, and the step may have another one since; `arrival` is untouched. kTooMuch: it was dropped,
   // because no receive has asked for it and `unclaimed` is full.
-  Delivered Deliver(const KeyId& key, const std::shared_ptr<Unclaimed>& unclaimed, Arrival* arrival,
-                    Waiter* waiter);
+  Delivered Deliver(const KeyId& key, const std::shared_ptr<UnclaimedBudget>& unclaimed,
+                    Arrival* arrival, Waiter* waiter);
   // The same for several arrivals under one lock; never kTaken. `met` gets those taken.
-  Delivered DeliverAll(const std::shared_ptr<Unclaimed>& unclaimed,
+  Delivered DeliverAll(const std::shared_ptr<UnclaimedBudget>& unclaimed,
                        std::vector<std::pair<KeyId, Arrival>>* arrivals, std::vector<Met>* met);
   // Drops the arrivals that `unclaimed` counts.
-  void Drop(const Unclaimed* unclaimed);
+  void Drop(const UnclaimedBudget* unclaimed);
   // The table, which is locked, drops this mailbox.
   void Retire();
   // Does the same if the mailbox is empty; otherwise returns false.

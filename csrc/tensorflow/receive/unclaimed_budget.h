@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The count of the memory that one connection's tensors use while no receive has asked for them, and its limit.
-#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_UNCLAIMED_H_
-#define RDMATENSOR_TENSORFLOW_RECEIVE_UNCLAIMED_H_
+#ifndef RDMATENSOR_TENSORFLOW_RECEIVE_UNCLAIMED_BUDGET_H_
+#define RDMATENSOR_TENSORFLOW_RECEIVE_UNCLAIMED_BUDGET_H_
 
 #include <atomic>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace rdmatensor {
 
 // Thread-safe.
-class Unclaimed {
+class UnclaimedBudget {
  public:
   // A sender may be ahead of its receiver, but no real one is ahead by this much.
   static constexpr int64_t kMaxBytes = int64_t{1} << 30;
@@ -31,7 +31,7 @@ class Unclaimed {
       if (of_ != nullptr) of_->bytes_.fetch_sub(bytes_, std::memory_order_relaxed);
     }
     // Counts `bytes`. False: there would be too much.
-    bool Take(const std::shared_ptr<Unclaimed>& of, int64_t bytes) {
+    bool Take(const std::shared_ptr<UnclaimedBudget>& of, int64_t bytes) {
       const bool fits = of->bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes <= kMaxBytes;
       Share taken;
       taken.of_ = of;
@@ -39,10 +39,10 @@ class Unclaimed {
       if (fits) *this = std::move(taken);
       return fits;
     }
-    const Unclaimed* of() const { return of_.get(); }
+    const UnclaimedBudget* of() const { return of_.get(); }
 
    private:
-    std::shared_ptr<Unclaimed> of_;
+    std::shared_ptr<UnclaimedBudget> of_;
     int64_t bytes_ = 0;
   };
 
@@ -52,4 +52,4 @@ class Unclaimed {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_UNCLAIMED_H_
+#endif  // RDMATENSOR_TENSORFLOW_RECEIVE_UNCLAIMED_BUDGET_H_
