@@ -28,14 +28,14 @@ constexpr const char* kPlanNames[kPlanEventCount] = {
     "over_budget", "promoted", "demoted", "operations", "in_operations"};
 constexpr const char* kFetchNames[kFetchKindCount] = {"in_place", "read"};
 
-std::string AsJson(const BothWays& ways) {
+std::string AsJson(const SentReceived& ways) {
   return absl::StrCat("{\"sent_tensors\":", ways.sent.tensors, ",\"sent_bytes\":", ways.sent.bytes,
                       ",\"received_tensors\":", ways.received.tensors,
                       ",\"received_bytes\":", ways.received.bytes, "}");
 }
 
-std::string AsJson(const Tally& tally) {
-  return absl::StrCat("{\"tensors\":", tally.tensors, ",\"bytes\":", tally.bytes, "}");
+std::string AsJson(const Totals& totals) {
+  return absl::StrCat("{\"tensors\":", totals.tensors, ",\"bytes\":", totals.bytes, "}");
 }
 
 std::string AsJson(const Arena::Usage& arena) {

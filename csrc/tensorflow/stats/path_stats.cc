@@ -29,7 +29,7 @@ struct Traffic {
       tensors.fetch_add(1, std::memory_order_relaxed);
       bytes.fetch_add(size, std::memory_order_relaxed);
     }
-    Tally Read() const { return {tensors.load(), bytes.load()}; }
+    Totals Read() const { return {tensors.load(), bytes.load()}; }
     void Reset() {
       tensors.store(0, std::memory_order_relaxed);
       bytes.store(0, std::memory_order_relaxed);
@@ -38,7 +38,7 @@ struct Traffic {
 
   Counter sent, received;
   Traffic* whole = nullptr;  // of the transport; RPC has none
-  BothWays Read() const { return {sent.Read(), received.Read()}; }
+  SentReceived Read() const { return {sent.Read(), received.Read()}; }
   void Reset() {
     sent.Reset();
     received.Reset();
@@ -235,11 +235,11 @@ PathCounts ReadPathCounts() {
     each.moves = peer.moves;
     if (peer.state == kStateRpc) each.retry = peer.retry;
     for (const auto& [transport, traffic] : peer.traffic) {
-      const BothWays both = traffic->Read();
-      const Tally& tally = each.direction == Direction::kReceive ? both.received : both.sent;
-      each.tensors.tensors += tally.tensors;
-      each.tensors.bytes += tally.bytes;
-      if (transport == kRpcTransport) each.rpc_bytes = tally.bytes;
+      const SentReceived both = traffic->Read();
+      const Totals& totals = each.direction == Direction::kReceive ? both.received : both.sent;
+      each.tensors.tensors += totals.tensors;
+      each.tensors.bytes += totals.bytes;
+      if (transport == kRpcTransport) each.rpc_bytes = totals.bytes;
     }
     counts.peers.push_back(std::move(each));
   }

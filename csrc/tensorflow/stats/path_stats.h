@@ -74,26 +74,26 @@ void RecordAbsence(Direction direction, absl::string_view task, Absence absence,
                    absl::string_view why);
 
 // The counts of one moment.
-struct Tally {
+struct Totals {
   uint64_t tensors = 0, bytes = 0;
 };
-struct BothWays {
-  Tally sent, received;
+struct SentReceived {
+  Totals sent, received;
 };
 struct PeerCounts {
   std::string task;
   Direction direction = Direction::kReceive;
   std::string state, transport, why;
-  Tally tensors;  // in this direction, by all transports
+  Totals tensors;  // in this direction, by all transports
   uint64_t rpc_bytes = 0;
   uint64_t failbacks = 0, moves = 0;
   std::chrono::steady_clock::time_point retry{};  // at the epoch: never
 };
 struct PathCounts {
-  BothWays paths[kPathCount];
-  Tally fetched[kFetchKindCount];
+  SentReceived paths[kPathCount];
+  Totals fetched[kFetchKindCount];
   uint64_t plan[kPlanEventCount] = {};
-  std::map<std::string, BothWays> transports;
+  std::map<std::string, SentReceived> transports;
   std::vector<std::string> servers;
   std::map<std::string, uint64_t> rpc_reasons;
   uint64_t failbacks = 0, moves = 0;
