@@ -129,7 +129,7 @@ absl::Status Arena::Activate(uint64_t limit, uint64_t threshold) {
   }
   std::lock_guard<std::mutex> lock(activation_mutex_);
   if (active()) return absl::OkStatus();
-  if (!used_.load(std::memory_order_relaxed)) home_ = Home();
+  if (!used_.load(std::memory_order_relaxed)) fork_guard_ = ForkGuard();
   used_.store(true, std::memory_order_release);
   limit_ = (limit == 0 ? DefaultLimit() : limit) / kPageSize * kPageSize;
   if (limit_ == 0)

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "base/forks.h"
+#include "base/fork_guard.h"
 #include "xla/tsl/framework/allocator.h"
 
 namespace rdmatensor {
@@ -95,7 +95,9 @@ class Arena {
   class HeapAllocator;
   Arena();
   // True in a forked child: threads that only the parent has may hold any of the locks.
-  bool IsInherited() const { return used_.load(std::memory_order_acquire) && home_.IsLeft(); }
+  bool IsInherited() const {
+    return used_.load(std::memory_order_acquire) && fork_guard_.InChild();
+  }
   void* AllocateUnannounced(size_t alignment, size_t bytes);
   char* Grow(uint64_t* size);
   uint64_t NextSize(uint64_t wanted) const;
@@ -103,7 +105,7 @@ class Arena {
 
   std::mutex activation_mutex_;
   std::atomic<bool> used_{false};  // ever, in this process or one that it was forked from
-  Home home_;                      // since then; not that of the first allocation
+  ForkGuard fork_guard_;           // since then; not that of the first allocation
   std::atomic<bool> active_{false};
   uint64_t limit_ = 0;
   uint64_t threshold_ = 0;

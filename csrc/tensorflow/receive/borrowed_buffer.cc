@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/forks.h"
+#include "base/fork_guard.h"
 #include "channel/channel.h"
 #include "channel/message.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
@@ -104,7 +104,8 @@ class Buffer : public Foreign {
   ~Buffer() override {
     if (root_->RefCountIsOne()) {
       root_->Unref();
-    } else if (!home_.IsLeft()) {  // a child keeps the root, which is its parent's to give back
+    } else if (!fork_guard_
+                    .InChild()) {  // a child keeps the root, which is its parent's to give back
       Watch::Get()->Add(root_);
     }
   }
@@ -112,7 +113,7 @@ class Buffer : public Foreign {
 
  private:
   Root* const root_;
-  const Home home_;
+  const ForkGuard fork_guard_;
 };
 
 }  // namespace

@@ -214,7 +214,7 @@ bool Slots::IsWithdrawn() {
 }
 
 void Slots::Return(size_t slot) {
-  if (home_.IsLeft()) return;  // in the parent the tensor may still be there
+  if (fork_guard_.InChild()) return;  // in the parent the tensor may still be there
   {
     std::lock_guard<std::mutex> lock(mutex_);
     occupied_[slot] = false;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "base/forks.h"
+#include "base/fork_guard.h"
 #include "channel/budget.h"
 #include "channel/channel.h"
 #include "channel/host.h"
@@ -110,7 +110,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   Reception* const reception_;  // lives as long as the channel
   const std::shared_ptr<const PlacedLink> link_;
   const uint32_t number_;
-  const Home home_;
+  const ForkGuard fork_guard_;
   PlaceClaim claim_;
   rdt_region* region_ = nullptr;
   uint64_t region_key_ = 0;

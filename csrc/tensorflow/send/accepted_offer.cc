@@ -178,7 +178,7 @@ void AcceptedOffer::Close() {
 }
 
 bool AcceptedOffer::Enter() {
-  if (home_.IsLeft()) return false;  // the places are the parent's
+  if (fork_guard_.InChild()) return false;  // the places are the parent's
   if (use_gate_.Enter()) return true;
   Leave();
   return false;

@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "base/forks.h"
+#include "base/fork_guard.h"
 #include "base/use_gate.h"
 #include "channel/channel.h"
 #include "channel/host.h"
@@ -170,7 +170,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   const Host* const host_;
   const std::shared_ptr<Channel> channel_;
   const uint32_t number_;
-  const Home home_;
+  const ForkGuard fork_guard_;
   const Offer offer_;
   const std::shared_ptr<const void> claim_;
   std::shared_ptr<const void> staging_claim_;

@@ -2,8 +2,8 @@
 //
 // Forked children. One has its parent's objects, but not the threads that might hold their locks, and what it
 // does to memory that processes share would reach its parent and its parent's peers.
-#ifndef RDMATENSOR_TENSORFLOW_BASE_FORKS_H_
-#define RDMATENSOR_TENSORFLOW_BASE_FORKS_H_
+#ifndef RDMATENSOR_TENSORFLOW_BASE_FORK_GUARD_H_
+#define RDMATENSOR_TENSORFLOW_BASE_FORK_GUARD_H_
 
 #include <pthread.h>
 
@@ -18,10 +18,10 @@ inline const bool watches_forks = pthread_atfork(nullptr, nullptr, [] {
                                   }) == 0;
 
 // The process that made this object. Thread-safe.
-class Home {
+class ForkGuard {
  public:
   // True in a child that was forked since.
-  bool IsLeft() const { return depth_ != fork_depth.load(std::memory_order_relaxed); }
+  bool InChild() const { return depth_ != fork_depth.load(std::memory_order_relaxed); }
 
  private:
   unsigned depth_ = fork_depth.load(std::memory_order_relaxed);
@@ -29,4 +29,4 @@ class Home {
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_BASE_FORKS_H_
+#endif  // RDMATENSOR_TENSORFLOW_BASE_FORK_GUARD_H_
