@@ -15,9 +15,9 @@ std::atomic<uint64_t> held{0};
 
 }  // namespace
 
-PlaceClaim::~PlaceClaim() { held.fetch_sub(bytes_); }
+PlaceReservation::~PlaceReservation() { held.fetch_sub(bytes_); }
 
-void PlaceClaim::Hold(uint64_t bytes) {
+void PlaceReservation::Hold(uint64_t bytes) {
   bytes_ = bytes;
   held.fetch_add(bytes);
 }

@@ -11,12 +11,12 @@
 namespace rdmatensor {
 
 // Counts the bytes of one region of places, from Hold until this object is destroyed.
-class PlaceClaim {
+class PlaceReservation {
  public:
-  PlaceClaim() = default;
-  ~PlaceClaim();
-  PlaceClaim(const PlaceClaim&) = delete;
-  PlaceClaim& operator=(const PlaceClaim&) = delete;
+  PlaceReservation() = default;
+  ~PlaceReservation();
+  PlaceReservation(const PlaceReservation&) = delete;
+  PlaceReservation& operator=(const PlaceReservation&) = delete;
   // Call this once at most.
   void Hold(uint64_t bytes);
 
@@ -24,9 +24,9 @@ class PlaceClaim {
   uint64_t bytes_ = 0;
 };
 
-// Returns the bytes that all claims of this process hold.
+// Returns the bytes that all reservations of this process hold.
 uint64_t PlaceBytes();
-// Returns the bytes that may still be claimed, limited by PLAN_LIMIT and by what the device can register.
+// Returns the bytes that may still be reserved, limited by PLAN_LIMIT and by what the device can register.
 uint64_t BudgetOf(const Host& host);
 
 }  // namespace rdmatensor

@@ -28,21 +28,22 @@ std::shared_ptr<Mailbox> Delivery::MailboxFor(int64_t step_id, const Mailbox* go
   return mailbox;
 }
 
-std::unique_ptr<const Claim> Delivery::ClaimOf(const Checksum& checksum, Path path, Way way,
-                                               uint64_t bytes) const {
+std::unique_ptr<const ExpectedChecksum> Delivery::Expect(const Checksum& checksum, Path path,
+                                                         Way way, uint64_t bytes) const {
   if (!verifies_ || bytes == 0) return nullptr;
   if (!checksum.has_value()) {
     CountUnchecked(channel_->FirstName());
     return nullptr;
   }
-  return std::make_unique<const Claim>(Claim{*checksum, path, way, channel_->transport()});
+  return std::make_unique<const ExpectedChecksum>(
+      ExpectedChecksum{*checksum, path, way, channel_->transport()});
 }
 
 Arrival Delivery::ArrivalOf(Path path, Way way, const Checksum& checksum,
                             tensorflow::Tensor tensor) const {
   Arrival arrival;
   arrival.path = path;
-  arrival.claim = ClaimOf(checksum, path, way, tensor.TotalBytes());
+  arrival.expected = Expect(checksum, path, way, tensor.TotalBytes());
   arrival.tensor = std::move(tensor);
   return arrival;
 }
@@ -94,7 +95,7 @@ void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
   if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
   if (delivered != Mailbox::Delivered::kTaken) return;
   if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
-  if (arrival.claim == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
+  if (arrival.expected == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
     Complete(&waiter, arrival, step_id);
     return;
   }
@@ -108,9 +109,9 @@ void Delivery::Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id)
     rpc->ReceiveByRpc(std::move(*waiter));
     return;
   }
-  if (arrival.claim != nullptr) {
+  if (arrival.expected != nullptr) {
     const absl::Status status =
-        Verify(*arrival.claim, arrival.tensor, step_id, [waiter] { return waiter->FullKey(); });
+        Verify(*arrival.expected, arrival.tensor, step_id, [waiter] { return waiter->FullKey(); });
     if (!status.ok()) {
       waiter->Fail(status);
       return;

@@ -44,8 +44,8 @@ class Delivery {
   // The peer sent what nobody wants, and too much of it.
   void RefuseUnclaimed();
   // Makes what the tensor is to be compared with; nullptr if it is not compared.
-  std::unique_ptr<const Claim> ClaimOf(const Checksum& checksum, Path path, Way way,
-                                       uint64_t bytes) const;
+  std::unique_ptr<const ExpectedChecksum> Expect(const Checksum& checksum, Path path, Way way,
+                                                 uint64_t bytes) const;
   // Finds the step's mailbox, which is not `gone`.
   std::shared_ptr<Mailbox> MailboxFor(int64_t step_id, const Mailbox* gone);
 

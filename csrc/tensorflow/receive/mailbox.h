@@ -37,10 +37,11 @@ namespace rdmatensor {
 struct Arrival {
   tensorflow::Tensor tensor;
   bool is_dead = false;
-  bool is_referral = false;            // no tensor: fetch it by RecvTensor
-  Path path = Path::kRpc;              // by which it came
-  std::unique_ptr<const Claim> claim;  // to be verified before anybody gets the tensor; may be none
-  UnclaimedBudget::Share share;        // held from the moment at which no receive waited for it
+  bool is_referral = false;  // no tensor: fetch it by RecvTensor
+  Path path = Path::kRpc;    // by which it came
+  std::unique_ptr<const ExpectedChecksum>
+      expected;                  // to be verified before anybody gets the tensor; may be none
+  UnclaimedBudget::Share share;  // held from the moment at which no receive waited for it
 
   // What it costs this process to keep it. Other tensors lie in the sender's memory, or in slots, or were fetched as
   // this process wanted.

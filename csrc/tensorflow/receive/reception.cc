@@ -160,8 +160,8 @@ absl::Status Reception::Get(const TensorMessage& message, bool may_borrow, Tenso
     }
   }
   if (!settings_->checksum || !(message.flags & TensorMessage::kChecked)) return absl::OkStatus();
-  const Claim claim{message.checksum, PathOf(message), way, channel_->transport()};
-  return Verify(claim, *tensor, message.step_id, [&] { return std::string(message.key); });
+  const ExpectedChecksum expected{message.checksum, PathOf(message), way, channel_->transport()};
+  return Verify(expected, *tensor, message.step_id, [&] { return std::string(message.key); });
 }
 
 void Reception::TakeReferral(const StepMessage& message) {

@@ -122,7 +122,7 @@ absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(const Host* host,
   }
   slots->base_ = static_cast<char*>(info.address);
   slots->region_key_ = info.key;
-  slots->claim_.Hold(slots->link_->bytes);
+  slots->reservation_.Hold(slots->link_->bytes);
   return slots;
 }
 

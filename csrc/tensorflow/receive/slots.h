@@ -111,7 +111,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   const std::shared_ptr<const PlacedLink> link_;
   const uint32_t number_;
   const ForkGuard fork_guard_;
-  PlaceClaim claim_;
+  PlaceReservation reservation_;
   rdt_region* region_ = nullptr;
   uint64_t region_key_ = 0;
   char* base_ = nullptr;

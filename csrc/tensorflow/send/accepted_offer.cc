@@ -26,12 +26,12 @@ Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : 
 }  // namespace
 
 AcceptedOffer::AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number,
-                             Offer offer, std::shared_ptr<const void> claim)
+                             Offer offer, std::shared_ptr<const void> reservation)
     : host_(host),
       channel_(std::move(channel)),
       number_(number),
       offer_(std::move(offer)),
-      claim_(std::move(claim)),
+      reservation_(std::move(reservation)),
       rings_(offer_.rings.size()),
       bound_(offer_.edges.size()) {
   size_t slots = 0;
@@ -94,8 +94,8 @@ absl::Status AcceptedOffer::Open(OfferAccount* account) {
   if (staged != 0) {
     // This limit equals what the task would hold for its own places.
     const uint64_t budget = BudgetOf(*host_);
-    staging_claim_ = account->Claim({0, 0, staged}, {0, 0, budget});
-    if (staging_claim_ == nullptr) {
+    staging_reservation_ = account->Reserve({0, 0, staged}, {0, 0, budget});
+    if (staging_reservation_ == nullptr) {
       return absl::ResourceExhaustedError(
           absl::StrCat("its offers together need more memory to write from than ", budget,
                        " bytes, RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)"));

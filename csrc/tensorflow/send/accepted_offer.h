@@ -63,9 +63,9 @@ struct OutEdge {
 // Thread-safe. Ends when the receiver withdraws the offer or the channel goes down.
 class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
  public:
-  // `claim` is held as long as the offer is.
+  // `reservation` is held as long as the offer is.
   AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
-                std::shared_ptr<const void> claim);
+                std::shared_ptr<const void> reservation);
   ~AcceptedOffer();
   AcceptedOffer(const AcceptedOffer&) = delete;
   AcceptedOffer& operator=(const AcceptedOffer&) = delete;
@@ -172,8 +172,8 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   const uint32_t number_;
   const ForkGuard fork_guard_;
   const Offer offer_;
-  const std::shared_ptr<const void> claim_;
-  std::shared_ptr<const void> staging_claim_;
+  const std::shared_ptr<const void> reservation_;
+  std::shared_ptr<const void> staging_reservation_;
   absl::flat_hash_map<absl::string_view, uint32_t> index_of_;  // by name
   std::vector<Ring> rings_;
   std::vector<Group> groups_;

@@ -32,8 +32,8 @@ bool AcceptedOffers::TakePiece(uint64_t number, const char* data, size_t size) {
     if (whole.size() < piece.total) return true;
     piece_bytes_ -= whole.size();
     Incoming incoming{static_cast<uint32_t>(number), {}, nullptr};
-    incoming.claim = account_->Claim({whole.size(), 0, 0}, {kMaxOfferBytes, 0, 0});
-    if (incoming.claim != nullptr) incoming.encoded = std::move(whole);
+    incoming.reservation = account_->Reserve({whole.size(), 0, 0}, {kMaxOfferBytes, 0, 0});
+    if (incoming.reservation != nullptr) incoming.encoded = std::move(whole);
     pieces_.erase(number);
     opening_[number] = false;
     offered_ = std::max(offered_, number + 1);
@@ -82,20 +82,20 @@ void AcceptedOffers::Open(Incoming incoming) {
   const uint32_t number = incoming.number;
   Offer offer;
   // It is parsed here, because a long offer would delay the progress thread.
-  if (incoming.claim != nullptr && !Parse(incoming.encoded, &offer)) {
+  if (incoming.reservation != nullptr && !Parse(incoming.encoded, &offer)) {
     channel_->RefuseMalformed();
     return;
   }
   std::string().swap(incoming.encoded);
   uint64_t slots = 0;
   for (const Offer::Ring& ring : offer.rings) slots += ring.slots;
-  std::shared_ptr<const void> places = account_->Claim({0, slots, 0}, {0, kMaxAllSlots, 0});
-  const bool admitted = incoming.claim != nullptr && places != nullptr;
+  std::shared_ptr<const void> places = account_->Reserve({0, slots, 0}, {0, kMaxAllSlots, 0});
+  const bool admitted = incoming.reservation != nullptr && places != nullptr;
   if (!admitted) offer = Offer();
-  using Claims = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
+  using Reservations = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
   auto accepted = std::make_shared<AcceptedOffer>(
       host_, channel_->shared_from_this(), number, std::move(offer),
-      std::make_shared<Claims>(std::move(incoming.claim), std::move(places)));
+      std::make_shared<Reservations>(std::move(incoming.reservation), std::move(places)));
   const absl::Status opened = admitted
                                   ? accepted->Open(account_.get())
                                   : absl::ResourceExhaustedError(absl::StrCat(

@@ -50,8 +50,9 @@ class AcceptedOffers {
  private:
   struct Incoming {
     uint32_t number;
-    std::string encoded;                // empty without a claim
-    std::shared_ptr<const void> claim;  // to its length; nullptr: the peer has offered too much
+    std::string encoded;  // empty without a reservation
+    std::shared_ptr<const void>
+        reservation;  // to its length; nullptr: the peer has offered too much
   };
   // Opens what waits in `to_open_`, on a thread that may block.
   void OpenAll();

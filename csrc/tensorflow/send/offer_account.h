@@ -17,29 +17,29 @@ struct OfferCosts {
   uint64_t staged = 0;     // bytes of memory to write from
 };
 
-// Thread-safe. Made by make_shared; claims keep it.
+// Thread-safe. Made by make_shared; reservations keep it.
 class OfferAccount : public std::enable_shared_from_this<OfferAccount> {
  public:
   // Adds `costs` until the last copy of the result is destroyed. nullptr if a sum would exceed its limit.
-  std::shared_ptr<const void> Claim(const OfferCosts& costs, const OfferCosts& limits) {
+  std::shared_ptr<const void> Reserve(const OfferCosts& costs, const OfferCosts& limits) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!Fits(held_.described, costs.described, limits.described) ||
         !Fits(held_.slots, costs.slots, limits.slots) ||
         !Fits(held_.staged, costs.staged, limits.staged)) {
       return nullptr;
     }
-    auto claim = std::make_shared<OfferClaim>(shared_from_this(), costs);
+    auto reservation = std::make_shared<Reservation>(shared_from_this(), costs);
     held_.described += costs.described;
     held_.slots += costs.slots;
     held_.staged += costs.staged;
-    return claim;
+    return reservation;
   }
 
  private:
-  struct OfferClaim {
-    OfferClaim(std::shared_ptr<OfferAccount> account, const OfferCosts& costs)
+  struct Reservation {
+    Reservation(std::shared_ptr<OfferAccount> account, const OfferCosts& costs)
         : account(std::move(account)), costs(costs) {}
-    ~OfferClaim() {
+    ~Reservation() {
       std::lock_guard<std::mutex> lock(account->mutex_);
       account->held_.described -= costs.described;
       account->held_.slots -= costs.slots;

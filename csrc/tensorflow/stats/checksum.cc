@@ -60,20 +60,21 @@ tensorflow::Tensor FrozenCopy(const tensorflow::Tensor& tensor) {
   return copy;
 }
 
-absl::Status Verify(const Claim& claim, const tensorflow::Tensor& tensor, int64_t step_id,
-                    absl::FunctionRef<std::string()> key) {
+absl::Status Verify(const ExpectedChecksum& expected, const tensorflow::Tensor& tensor,
+                    int64_t step_id, absl::FunctionRef<std::string()> key) {
   const uint32_t found = rdt_crc32c(0, tensor.data(), tensor.TotalBytes());
   Counts& counts = GlobalCounts();
-  if (found == claim.checksum) {
+  if (found == expected.checksum) {
     counts.verified.fetch_add(1, std::memory_order_relaxed);
     return absl::OkStatus();
   }
   counts.corrupted.fetch_add(1, std::memory_order_relaxed);
   const std::string edge = EdgeOf(key());
   const std::string text = absl::StrCat(
-      edge, " arrived corrupted: ", tensor.TotalBytes(), " bytes, path ", PathName(claim.path),
-      " (", kWayTexts[static_cast<int>(claim.way)], ") over ", claim.transport, ", step ", step_id,
-      absl::StrFormat(", CRC32C %08x when sent and %08x when received. ", claim.checksum, found),
+      edge, " arrived corrupted: ", tensor.TotalBytes(), " bytes, path ", PathName(expected.path),
+      " (", kWayTexts[static_cast<int>(expected.way)], ") over ", expected.transport, ", step ",
+      step_id,
+      absl::StrFormat(", CRC32C %08x when sent and %08x when received. ", expected.checksum, found),
       "Run the step again; if it recurs, test the memory and the network card of both hosts, or "
       "set RDMATENSOR_POLICY=grpc there");
   if (IsFirst(edge)) {

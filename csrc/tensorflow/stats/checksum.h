@@ -29,7 +29,7 @@ using Checksum = std::optional<uint32_t>;
 enum class Way { kInline, kPlaced, kFused, kInPlace, kRead };
 
 // What a tensor that has arrived must match.
-struct Claim {
+struct ExpectedChecksum {
   uint32_t checksum = 0;
   Path path = Path::kDynamic;
   Way way = Way::kInline;
@@ -47,8 +47,8 @@ tensorflow::Tensor FrozenCopy(const tensorflow::Tensor& tensor);
 // Returns DataLoss if the tensor does not match the checksum that was sent with it. The message names the edge by
 // its rendezvous key, both checksums, how the bytes arrived, and the remedy. Counts all failures, and logs the
 // first of each edge.
-absl::Status Verify(const Claim& claim, const tensorflow::Tensor& tensor, int64_t step_id,
-                    absl::FunctionRef<std::string()> key);
+absl::Status Verify(const ExpectedChecksum& expected, const tensorflow::Tensor& tensor,
+                    int64_t step_id, absl::FunctionRef<std::string()> key);
 // Counts a tensor that came from `task` without a checksum, though this end compares. Logs the first of each task.
 void CountUnchecked(absl::string_view task);
 
