@@ -22,12 +22,12 @@ constexpr char kMessageKey[] = "message";
 bool IsLent(const TensorMessage& message) { return (message.flags & TensorMessage::kInline) == 0; }
 
 // Where nothing can be lent, the bytes go inside whatever their size.
-void PutInside(const Host& host, const CallTensor& tensor, Described* described) {
+void PutInside(const ServerContext& server, const CallTensor& tensor, Described* described) {
   TensorMessage& message = described->message;
   described->source = tensor.tensor;
   message.flags = TensorMessage::kInline;
   message.payload = static_cast<const char*>(described->source.data());
-  if (host.settings.checksum && message.bytes != 0) {
+  if (server.settings.checksum && message.bytes != 0) {
     message.flags |= TensorMessage::kChecked;
     message.checksum = ChecksumToSend(message.payload, message.bytes);
   }
@@ -63,16 +63,16 @@ absl::Status Unpack(const CallBody& body, tensorflow::protobuf::MessageLite* mes
   return absl::InternalError("could not parse rpc response");
 }
 
-DescribedTensors::DescribedTensors(const Host& host, PeerChannel* channel,
+DescribedTensors::DescribedTensors(const ServerContext& server, PeerChannel* channel,
                                    const std::vector<CallTensor>& tensors)
     : channel_(channel) {
   messages.reserve(tensors.size());
   sources_.reserve(tensors.size());
   for (const CallTensor& each : tensors) {
     Described described;
-    if (DescribeTensor(host, channel, 0, each.key, each.tensor, kMaxCallBytes, each.use,
+    if (DescribeTensor(server, channel, 0, each.key, each.tensor, kMaxCallBytes, each.use,
                        &described) != nullptr) {
-      PutInside(host, each, &described);
+      PutInside(server, each, &described);
     }
     sources_.push_back(std::move(described.source));
     messages.push_back(std::move(described.message));

@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "channel/call_message.h"
-#include "channel/host.h"
 #include "channel/message.h"
 #include "channel/peer_channel.h"
+#include "channel/server_context.h"
 #include "send/push.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/protobuf.h"
@@ -46,7 +46,8 @@ absl::Status Unpack(const CallBody& body, tensorflow::protobuf::MessageLite* mes
 class DescribedTensors {
  public:
   // Lends what is large. `tensors` must outlive this.
-  DescribedTensors(const Host& host, PeerChannel* channel, const std::vector<CallTensor>& tensors);
+  DescribedTensors(const ServerContext& server, PeerChannel* channel,
+                   const std::vector<CallTensor>& tensors);
   // The descriptions. They may be moved out.
   std::vector<TensorMessage> messages;
   // Ends the loans, because the message was not sent.

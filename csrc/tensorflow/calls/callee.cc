@@ -112,7 +112,7 @@ void Callee::Run(const std::shared_ptr<ArrivedCall>& call, const CallTable::Hand
 }
 
 void Callee::Send(uint64_t number, const absl::Status& status, const CallBody& answer) {
-  DescribedTensors tensors(*host_, channel_.get(), answer.tensors);
+  DescribedTensors tensors(*server_, channel_.get(), answer.tensors);
   std::string text(status.message().substr(0, kLongestText));
   if (text.size() < status.message().size()) text += " ... [truncated]";
   std::vector<std::pair<std::string, std::string>> payloads;

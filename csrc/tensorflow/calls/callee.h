@@ -22,8 +22,8 @@
 #include "calls/methods.h"
 #include "channel/call_message.h"
 #include "channel/channel_end.h"
-#include "channel/host.h"
 #include "channel/peer_channel.h"
+#include "channel/server_context.h"
 #include "xla/tsl/distributed_runtime/call_options.h"
 
 namespace rdmatensor {
@@ -99,9 +99,9 @@ class CallTable {
 class Callee final : public ChannelEnd, public std::enable_shared_from_this<Callee> {
  public:
   // `table` must outlive it.
-  Callee(const Host* host, const CallTable* table, Schedule schedule,
+  Callee(const ServerContext* server, const CallTable* table, Schedule schedule,
          std::shared_ptr<PeerChannel> channel, std::string caller)
-      : host_(host),
+      : server_(server),
         table_(table),
         schedule_(std::move(schedule)),
         channel_(std::move(channel)),
@@ -118,7 +118,7 @@ class Callee final : public ChannelEnd, public std::enable_shared_from_this<Call
   void Send(uint64_t number, const absl::Status& status, const CallBody& answer);
   void Forget(uint64_t number);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   const CallTable* const table_;
   const Schedule schedule_;
   const std::shared_ptr<PeerChannel> channel_;

@@ -25,7 +25,7 @@ absl::Status StatusOf(const AnswerMessage& answer) {
 
 bool Calls::Call(Method method, const std::string& task, const CallBody& request,
                  tsl::CallOptions* options, DoneRuns runs, Done* done) {
-  DescribedTensors tensors(*host_, channel_.get(), request.tensors);
+  DescribedTensors tensors(*server_, channel_.get(), request.tensors);
   CallMessage message;
   message.method = static_cast<uint8_t>(method);
   message.tensors = tensors.messages;
@@ -104,7 +104,7 @@ bool Calls::Tell(Method method, const CallBody& request) {
 
 absl::Status Calls::Send(uint64_t number, const CallMessage& message) {
   if (!introduced_) {
-    const absl::Status sent = TellOfName(channel_.get(), MessageKind::kCaller, "", host_->task);
+    const absl::Status sent = TellOfName(channel_.get(), MessageKind::kCaller, "", server_->task);
     if (!sent.ok()) return sent;
     introduced_ = true;
   }

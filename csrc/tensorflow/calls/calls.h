@@ -23,8 +23,8 @@
 #include "calls/methods.h"
 #include "channel/call_message.h"
 #include "channel/channel_end.h"
-#include "channel/host.h"
 #include "channel/peer_channel.h"
+#include "channel/server_context.h"
 #include "xla/tsl/distributed_runtime/call_options.h"
 
 namespace rdmatensor {
@@ -40,8 +40,8 @@ class Calls final : public ChannelEnd, public std::enable_shared_from_this<Calls
   // The thread on which Done runs: any one, the progress thread too, if it never blocks.
   enum class DoneRuns { kAnywhere, kWhereItMayBlock };
 
-  Calls(const Host* host, std::shared_ptr<PeerChannel> channel, Schedule schedule)
-      : host_(host), channel_(std::move(channel)), schedule_(std::move(schedule)) {}
+  Calls(const ServerContext* server, std::shared_ptr<PeerChannel> channel, Schedule schedule)
+      : server_(server), channel_(std::move(channel)), schedule_(std::move(schedule)) {}
 
   // Sends a request to the peer, which the caller knows as `task`. Never blocks, except to copy tensors. False if the
   // channel is down: nothing was sent, and *done stays as it is, so the request may go another way. What was sent
@@ -96,7 +96,7 @@ class Calls final : public ChannelEnd, public std::enable_shared_from_this<Calls
   void LeaveIfIdle();
   static void Finish(const Pending& call, const absl::Status& status, CallBody answer);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   const std::shared_ptr<PeerChannel> channel_;
   const Schedule schedule_;
 

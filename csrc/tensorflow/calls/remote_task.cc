@@ -62,7 +62,7 @@ std::shared_ptr<Calls> RemoteTask::ReachedLocked(bool* may_improve) {
 
 std::shared_ptr<Calls> RemoteTask::CallsOver(const std::shared_ptr<PeerChannel>& channel) {
   const std::shared_ptr<ChannelEnd> end =
-      channel->SetCallEnd(std::make_shared<Calls>(&service_->host(), channel, schedule_));
+      channel->SetCallEnd(std::make_shared<Calls>(&service_->server(), channel, schedule_));
   // It may have gone down before it had an end.
   if (end != nullptr && !channel->IsUp()) end->OnDown("it ended as it began");
   auto calls = std::dynamic_pointer_cast<Calls>(end);

@@ -24,12 +24,12 @@ void PlaceReservation::Hold(uint64_t bytes) {
 
 uint64_t PlaceBytes() { return held.load(); }
 
-uint64_t BudgetOf(const Host& host) {
-  const uint64_t wanted = host.settings.plan_limit;
+uint64_t BudgetOf(const ServerContext& server) {
+  const uint64_t wanted = server.settings.plan_limit;
   const uint64_t limit = wanted != 0 ? wanted : Arena::Get()->GetUsage().limit_bytes;
   const uint64_t used = PlaceBytes();
   // The tensors themselves must be registered too.
-  const uint64_t registrable = rdt_device_registrable(host.device) / 2;
+  const uint64_t registrable = rdt_device_registrable(server.device) / 2;
   return used < limit ? std::min(limit - used, registrable) : 0;
 }
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "channel/host.h"
+#include "channel/server_context.h"
 
 namespace rdmatensor {
 
@@ -27,7 +27,7 @@ class PlaceReservation {
 // Returns the bytes that all reservations of this process hold.
 uint64_t PlaceBytes();
 // Returns the bytes that may still be reserved, limited by PLAN_LIMIT and by what the device can register.
-uint64_t BudgetOf(const Host& host);
+uint64_t BudgetOf(const ServerContext& server);
 
 }  // namespace rdmatensor
 

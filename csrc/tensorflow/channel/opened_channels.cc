@@ -33,7 +33,7 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
     });
     std::shared_ptr<Process>& known = processes_[answer.device_name];
     if (known == nullptr) {
-      known = std::make_shared<Process>(std::chrono::milliseconds(host_->settings.failback_ms));
+      known = std::make_shared<Process>(std::chrono::milliseconds(server_->settings.failback_ms));
     }
     known->answer = answer;
     process = known;
@@ -50,7 +50,7 @@ absl::StatusOr<std::shared_ptr<PeerChannel>> OpenedChannels::To(const AddressAns
   if (opened.ok()) opened = open_regions();
   // Memory that one transport cannot register, for lack of locked memory for example, another can.
   while (opens && !opened.ok() && channel != nullptr && channel->IsUp()) {
-    const std::string others = WorseThan(host_->device, channel->transport());
+    const std::string others = WorseThan(server_->device, channel->transport());
     channel->Close();
     channel.reset();
     if (!others.empty() && Open(answer, others, &channel).ok()) opened = open_regions();
@@ -149,9 +149,9 @@ absl::Status OpenedChannels::Open(const AddressAnswer& answer, const std::string
                                   std::shared_ptr<PeerChannel>* channel) const {
   rdt_channel* handle = nullptr;
   channel->reset();
-  if (rdt_device_connect_to(host_->device, answer.address.c_str(), answer.device_name.c_str(),
+  if (rdt_device_connect_to(server_->device, answer.address.c_str(), answer.device_name.c_str(),
                             transports.empty() ? nullptr : transports.c_str(),
-                            host_->settings.connect_timeout_ms, &handle) != RDT_OK) {
+                            server_->settings.connect_timeout_ms, &handle) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
   }
   *channel = PeerChannel::Adopt(handle, *new_ends_, role_, true);

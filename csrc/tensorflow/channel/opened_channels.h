@@ -12,9 +12,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "base/backoff.h"
-#include "channel/host.h"
 #include "channel/message.h"
 #include "channel/peer_channel.h"
+#include "channel/server_context.h"
 
 namespace rdmatensor {
 
@@ -22,8 +22,9 @@ namespace rdmatensor {
 class OpenedChannels {
  public:
   // `role` is this process's end of all these channels.
-  OpenedChannels(const Host* host, const PeerChannel::NewEnds* new_ends, PeerChannel::Role role)
-      : host_(host), new_ends_(new_ends), role_(role) {}
+  OpenedChannels(const ServerContext* server, const PeerChannel::NewEnds* new_ends,
+                 PeerChannel::Role role)
+      : server_(server), new_ends_(new_ends), role_(role) {}
 
   // Returns the channel to the process that gave this answer, and opens one if none is up. Blocks for
   // DEADLINE_MS at most, or for twice as long if another caller is connecting.
@@ -57,7 +58,7 @@ class OpenedChannels {
   absl::Status Open(const AddressAnswer& answer, const std::string& transports,
                     std::shared_ptr<PeerChannel>* channel) const;
 
-  const Host* const host_;
+  const ServerContext* const server_;
   const PeerChannel::NewEnds* const new_ends_;
   const PeerChannel::Role role_;
   std::mutex mutex_;

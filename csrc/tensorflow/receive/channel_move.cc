@@ -21,27 +21,29 @@ uint64_t NextMove() {
 
 }  // namespace
 
-ChannelMove::ChannelMove(const Host* host, OpenedChannels* opened,
+ChannelMove::ChannelMove(const ServerContext* server, OpenedChannels* opened,
                          std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to)
-    : host_(host),
+    : server_(server),
       opened_(opened),
       from_(std::move(from)),
       to_(std::move(to)),
       number_(NextMove()) {}
 
-void ChannelMove::Try(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from) {
-  tsl::Env::Default()->SchedClosure([host, opened, from = std::move(from)] {
+void ChannelMove::Try(const ServerContext* server, OpenedChannels* opened,
+                      std::shared_ptr<PeerChannel> from) {
+  tsl::Env::Default()->SchedClosure([server, opened, from = std::move(from)] {
     if (ReceiverEnd::Of(*from)->move() != nullptr) {
       opened->ImproveLater(from);  // it has just become the better one
     } else if (std::shared_ptr<PeerChannel> to = opened->OpenBetter(from)) {
-      Begin(host, opened, from, std::move(to));
+      Begin(server, opened, from, std::move(to));
     }
   });
 }
 
-void ChannelMove::Begin(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from,
-                        std::shared_ptr<PeerChannel> to) {
-  std::shared_ptr<ChannelMove> move(new ChannelMove(host, opened, std::move(from), std::move(to)));
+void ChannelMove::Begin(const ServerContext* server, OpenedChannels* opened,
+                        std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to) {
+  std::shared_ptr<ChannelMove> move(
+      new ChannelMove(server, opened, std::move(from), std::move(to)));
   ReceiverEnd* const former = ReceiverEnd::Of(*move->from_);
   former->SetMove(move);
   former->places().Retire();
@@ -123,7 +125,7 @@ void ChannelMove::Resume() {
   end->places().Resume();
   (void)from_->Notify(PackImmediate(MessageKind::kResume, number_));
   for (const std::shared_ptr<ChannelSender>& sender : end->Senders()) {
-    InPlans::Get()->OfferAllAgain(*host_, sender->task(), end->SharedPlaces());
+    InPlans::Get()->OfferAllAgain(*server_, sender->task(), end->SharedPlaces());
   }
   if (opened_ != nullptr) opened_->ImproveLater(from_);
 }

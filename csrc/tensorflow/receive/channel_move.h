@@ -8,9 +8,9 @@
 #include <memory>
 #include <mutex>
 
-#include "channel/host.h"
 #include "channel/opened_channels.h"
 #include "channel/peer_channel.h"
+#include "channel/server_context.h"
 #include "receive/receiver_end.h"
 
 namespace rdmatensor {
@@ -28,10 +28,11 @@ class ChannelMove final : public Replacement, public std::enable_shared_from_thi
  public:
   // Looks for a better transport than that of `from`, which `opened` opened, on a thread that may block, and moves if
   // there is one.
-  static void Try(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from);
+  static void Try(const ServerContext* server, OpenedChannels* opened,
+                  std::shared_ptr<PeerChannel> from);
   // Moves from one channel to another one of the same process. `opened` opened them; nullptr: the peer did.
-  static void Begin(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from,
-                    std::shared_ptr<PeerChannel> to);
+  static void Begin(const ServerContext* server, OpenedChannels* opened,
+                    std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to);
 
   void OnPaused(uint64_t number) override;
   void Advance() override;
@@ -40,15 +41,15 @@ class ChannelMove final : public Replacement, public std::enable_shared_from_thi
 
  private:
   enum class State { kPausing, kMoving, kOver };
-  ChannelMove(const Host* host, OpenedChannels* opened, std::shared_ptr<PeerChannel> from,
-              std::shared_ptr<PeerChannel> to);
+  ChannelMove(const ServerContext* server, OpenedChannels* opened,
+              std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to);
   // Uses the new channel. Blocks while memory is registered.
   void Move();
   void Resume();
   // Leaves the channels alone from now on.
   void Forget();
 
-  const Host* const host_;
+  const ServerContext* const server_;
   OpenedChannels* const opened_;
   const std::shared_ptr<PeerChannel> from_, to_;
   const uint64_t number_;  // tells attempts apart

@@ -122,19 +122,20 @@ bool InPlan::Add(std::shared_ptr<const EdgeDefinition> edge) {
   return edges_.size() >= static_cast<size_t>(expected_);
 }
 
-bool InPlan::Place(const Host& host, std::vector<std::shared_ptr<const PlacedLink>>* links) {
+bool InPlan::Place(const ServerContext& server,
+                   std::vector<std::shared_ptr<const PlacedLink>>* links) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (sealed_) return false;
-  *links = links_ = PlaceLocked(host);
+  *links = links_ = PlaceLocked(server);
   planned_links_ = links_.size();
   sealed_.store(true, std::memory_order_release);
   return true;
 }
 
-std::vector<std::shared_ptr<const PlacedLink>> InPlan::PlaceLocked(const Host& host) {
+std::vector<std::shared_ptr<const PlacedLink>> InPlan::PlaceLocked(const ServerContext& server) {
   const PlannerInput input(edges_);
-  rdt_plan_options options = OptionsOf(host.settings);
-  const uint64_t budget = BudgetOf(host);
+  rdt_plan_options options = OptionsOf(server.settings);
+  const uint64_t budget = BudgetOf(server);
   std::vector<uint64_t> budgets(input.sources.size() + 1, budget);
   options.budgets = budgets.data();
   rdt_plan* plan = nullptr;

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "channel/host.h"
+#include "channel/server_context.h"
 #include "graph/planned_edge.h"
 #include "receive/offered_places.h"
 #include "receive/slots.h"
@@ -42,7 +42,7 @@ class InPlan {
   bool Add(std::shared_ptr<const EdgeDefinition> edge);
   // Plans the edges that are there, with one link for each sending task. Later edges take the dynamic path.
   // False if this was done before.
-  bool Place(const Host& host, std::vector<std::shared_ptr<const PlacedLink>>* links);
+  bool Place(const ServerContext& server, std::vector<std::shared_ptr<const PlacedLink>>* links);
   bool is_placed() const { return sealed_.load(std::memory_order_acquire); }
   // True for the first caller of an InPlan that is not placed.
   bool BeginPlacing() { return !is_placed() && !sealing_.exchange(true); }
@@ -67,7 +67,7 @@ class InPlan {
                                    const std::shared_ptr<OfferedPlaces>& places);
 
  private:
-  std::vector<std::shared_ptr<const PlacedLink>> PlaceLocked(const Host& host);
+  std::vector<std::shared_ptr<const PlacedLink>> PlaceLocked(const ServerContext& server);
   // Returns true once for each link and channel.
   bool MayOffer(const std::shared_ptr<const PlacedLink>& link,
                 const std::shared_ptr<OfferedPlaces>& places);

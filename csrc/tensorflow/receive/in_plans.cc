@@ -65,25 +65,26 @@ void InPlans::SweepLocked() {
   sweep_at_ = std::max(size_t{1024}, 2 * edges_.size());
 }
 
-void InPlans::OfferAll(const Host& host, const std::string& source,
+void InPlans::OfferAll(const ServerContext& server, const std::string& source,
                        const std::shared_ptr<OfferedPlaces>& places) {
-  for (const std::shared_ptr<InPlan>& plan : Of(host.task)) {
+  for (const std::shared_ptr<InPlan>& plan : Of(server.task)) {
     for (const std::shared_ptr<const PlacedLink>& link : plan->Links()) {
       if (link->source == source) plan->MakeOffer(link, places);
     }
   }
 }
 
-void InPlans::OfferAllAgain(const Host& host, const std::string& source,
+void InPlans::OfferAllAgain(const ServerContext& server, const std::string& source,
                             const std::shared_ptr<OfferedPlaces>& places) {
-  for (const std::shared_ptr<InPlan>& plan : Of(host.task)) plan->ForgetOffers(places);
-  OfferAll(host, source, places);
+  for (const std::shared_ptr<InPlan>& plan : Of(server.task)) plan->ForgetOffers(places);
+  OfferAll(server, source, places);
 }
 
 void InPlans::Seal(const std::shared_ptr<InPlan>& plan) {
-  const Host* const host = Hosts::Get()->Of(plan->task());
+  const ServerContext* const server = ServerContexts::Get()->Of(plan->task());
   std::vector<std::shared_ptr<const PlacedLink>> links;
-  if (plan->is_placed() || host == nullptr || !host->settings.plan || !plan->Place(*host, &links)) {
+  if (plan->is_placed() || server == nullptr || !server->settings.plan ||
+      !plan->Place(*server, &links)) {
     return;
   }
   plan->BeginAt(clock_.load(std::memory_order_relaxed));
@@ -99,10 +100,11 @@ void InPlans::Seal(const std::shared_ptr<InPlan>& plan) {
 }
 
 void InPlans::Offer(const std::shared_ptr<InPlan>& plan) {
-  const Host* const host = Hosts::Get()->Of(plan->task());
-  if (host == nullptr) return;
+  const ServerContext* const server = ServerContexts::Get()->Of(plan->task());
+  if (server == nullptr) return;
   for (const auto& link : plan->Links()) {
-    for (const auto& places : host->peers->PlacesFrom(link->source)) plan->MakeOffer(link, places);
+    for (const auto& places : server->peers->PlacesFrom(link->source))
+      plan->MakeOffer(link, places);
   }
   std::vector<std::shared_ptr<InPlan>> others;
   {
@@ -116,7 +118,7 @@ void InPlans::Offer(const std::shared_ptr<InPlan>& plan) {
     placed_.push_back(plan);
   }
   // The less is left, the sooner.
-  const uint64_t patience = BudgetOf(*host) < PlaceBytes() ? 1 : kPatience;
+  const uint64_t patience = BudgetOf(*server) < PlaceBytes() ? 1 : kPatience;
   const uint64_t now = clock_.load(std::memory_order_relaxed);
   for (const std::shared_ptr<InPlan>& each : others) (void)each->RestIfIdle(now, patience);
 }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "channel/host.h"
+#include "channel/server_context.h"
 #include "graph/planned_edge.h"
 #include "receive/in_plan.h"
 #include "receive/offered_places.h"
@@ -44,10 +44,10 @@ class InPlans {
   std::vector<std::shared_ptr<InPlan>> Of(const std::string& task);
 
   // The channel to `source` is up: offers it the places of every plan.
-  void OfferAll(const Host& host, const std::string& source,
+  void OfferAll(const ServerContext& server, const std::string& source,
                 const std::shared_ptr<OfferedPlaces>& places);
   // Does the same for a channel whose offers have ended.
-  void OfferAllAgain(const Host& host, const std::string& source,
+  void OfferAllAgain(const ServerContext& server, const std::string& source,
                      const std::shared_ptr<OfferedPlaces>& places);
 
   // Handles edges that may get a place later.

@@ -11,7 +11,7 @@ namespace rdmatensor {
 absl::StatusOr<std::shared_ptr<Slots>> OfferedPlaces::MakeOffer(
     std::shared_ptr<const PlacedLink> link) {
   uint32_t number = 0;
-  const uint64_t budget = BudgetOf(*host_);
+  const uint64_t budget = BudgetOf(*server_);
   if (link->bytes > budget) {
     return absl::ResourceExhaustedError(
         absl::StrCat(budget, " are left of RDMATENSOR_PLAN_LIMIT (0: RDMATENSOR_ARENA_LIMIT)"));
@@ -23,7 +23,7 @@ absl::StatusOr<std::shared_ptr<Slots>> OfferedPlaces::MakeOffer(
     number = next_number_++;
   }
   absl::StatusOr<std::shared_ptr<Slots>> slots =
-      Slots::Create(host_, channel_->shared_from_this(), reception_, std::move(link), number);
+      Slots::Create(server_, channel_->shared_from_this(), reception_, std::move(link), number);
   if (!slots.ok()) return slots;
   {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -22,8 +22,8 @@ namespace rdmatensor {
 // Thread-safe. Belongs to a channel.
 class OfferedPlaces {
  public:
-  OfferedPlaces(const Host* host, Channel* channel, Reception* reception)
-      : host_(host), channel_(channel), reception_(reception) {}
+  OfferedPlaces(const ServerContext* server, Channel* channel, Reception* reception)
+      : server_(server), channel_(channel), reception_(reception) {}
 
   // Gives the link's edges places and offers them. Blocks while memory is registered.
   absl::StatusOr<std::shared_ptr<Slots>> MakeOffer(std::shared_ptr<const PlacedLink> link);
@@ -43,7 +43,7 @@ class OfferedPlaces {
  private:
   std::shared_ptr<Slots> FindSlots(uint64_t number);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   Channel* const channel_;
   Reception* const reception_;
   std::mutex mutex_;

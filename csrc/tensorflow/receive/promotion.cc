@@ -61,10 +61,10 @@ void Promotion::Watch(const std::shared_ptr<InPlan>& plan,
   any_watched_.store(true, std::memory_order_release);
 }
 
-void Promotion::Observe(const Host& host, absl::string_view key,
+void Promotion::Observe(const ServerContext& server, absl::string_view key,
                         const tensorflow::TensorShape& shape,
                         const std::shared_ptr<OfferedPlaces>& places) {
-  if (!any_watched_.load(std::memory_order_acquire) || host.settings.promote_after == 0) {
+  if (!any_watched_.load(std::memory_order_acquire) || server.settings.promote_after == 0) {
     return;
   }
   const KeyId id = KeyId::OfPrefix(key.substr(0, key.rfind(';')));
@@ -88,9 +88,10 @@ void Promotion::Observe(const Host& host, absl::string_view key,
     watch.times = watch.shape == shape ? watch.times + 1 : 1;
     watch.shape = shape;
     watch.promoting =
-        watch.times >= host.settings.promote_after && BytesOf(*watch.definition, shape) != 0;
+        watch.times >= server.settings.promote_after && BytesOf(*watch.definition, shape) != 0;
     if (watch.promoting) {
-      tsl::Env::Default()->SchedClosure([this, &host, id, places] { Promote(host, id, places); });
+      tsl::Env::Default()->SchedClosure(
+          [this, &server, id, places] { Promote(server, id, places); });
     }
   }
   if (demoted == nullptr) return;
@@ -105,7 +106,8 @@ void Promotion::Sweep() {
   absl::erase_if(watched_, [](const auto& entry) { return entry.second.plan.expired(); });
 }
 
-void Promotion::Promote(const Host& host, KeyId key, const std::shared_ptr<OfferedPlaces>& places) {
+void Promotion::Promote(const ServerContext& server, KeyId key,
+                        const std::shared_ptr<OfferedPlaces>& places) {
   std::shared_ptr<InPlan> plan;
   std::shared_ptr<const PlacedLink> link;
   {
@@ -114,10 +116,10 @@ void Promotion::Promote(const Host& host, KeyId key, const std::shared_ptr<Offer
     if (found == watched_.end() || (plan = found->second.plan.lock()) == nullptr) return;
     Watched& watch = found->second;
     watch.capacity = BytesOf(*watch.definition, watch.shape);
-    link = LinkOf(watch.definition, watch.capacity, host.settings);
+    link = LinkOf(watch.definition, watch.capacity, server.settings);
   }
   std::shared_ptr<Slots> slots;
-  if (link->bytes <= BudgetOf(host)) slots = plan->MakeOffer(link, places);
+  if (link->bytes <= BudgetOf(server)) slots = plan->MakeOffer(link, places);
   if (slots != nullptr) {
     CountPlan(PlanEvent::kPromoted);
     LogEdge(link->edges.front(), "gets a place, because of the sizes seen");

@@ -12,7 +12,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
-#include "channel/host.h"
+#include "channel/server_context.h"
 #include "graph/planned_edge.h"
 #include "receive/in_plan.h"
 #include "receive/offered_places.h"
@@ -27,8 +27,8 @@ class Promotion {
   // Watches the sizes of an edge's tensors.
   void Watch(const std::shared_ptr<InPlan>& plan, std::shared_ptr<const EdgeDefinition> definition);
   // A tensor of this key came by the dynamic path. Its edge may be promoted or demoted.
-  void Observe(const Host& host, absl::string_view key, const tensorflow::TensorShape& shape,
-               const std::shared_ptr<OfferedPlaces>& places);
+  void Observe(const ServerContext& server, absl::string_view key,
+               const tensorflow::TensorShape& shape, const std::shared_ptr<OfferedPlaces>& places);
   // Forgets graphs that are gone.
   void Sweep();
 
@@ -42,7 +42,8 @@ class Promotion {
     bool promoting = false;
     std::weak_ptr<Slots> slots;
   };
-  void Promote(const Host& host, KeyId key, const std::shared_ptr<OfferedPlaces>& places);
+  void Promote(const ServerContext& server, KeyId key,
+               const std::shared_ptr<OfferedPlaces>& places);
 
   std::mutex mutex_;
   absl::flat_hash_map<KeyId, Watched> watched_;

@@ -10,11 +10,11 @@
 
 namespace rdmatensor {
 
-ReceiverEnd::ReceiverEnd(const Host* host, MailboxTable* mailboxes, PeerChannel* channel)
-    : host_(host),
+ReceiverEnd::ReceiverEnd(const ServerContext* server, MailboxTable* mailboxes, PeerChannel* channel)
+    : server_(server),
       channel_(channel),
-      reception_(&host->settings, mailboxes, channel, this),
-      places_(host, channel, &reception_) {}
+      reception_(&server->settings, mailboxes, channel, this),
+      places_(server, channel, &reception_) {}
 
 bool ReceiverEnd::Handle(MessageKind kind, uint64_t value, const char* data, size_t size) {
   switch (kind) {
@@ -86,7 +86,8 @@ bool ReceiverEnd::HandleSource(const char* data, size_t size) {
   }
   announced_names_.emplace(message.receiver, message.sender);
   if (announced_names_.size() > kMaxNames) return false;
-  const auto sender = host_->peers->FindSender({message.session, message.receiver, message.sender});
+  const auto sender =
+      server_->peers->FindSender({message.session, message.receiver, message.sender});
   tsl::Env::Default()->SchedClosure(
       [sender, opened = channel_->Shared(), self = std::move(message.self)] {
         sender->OnOpened(opened, self);
@@ -174,7 +175,7 @@ std::shared_ptr<PeerChannel> ReceiverEnd::successor() {
 }
 
 void ReceiverEnd::OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) {
-  InPlans::Get()->promotion().Observe(*host_, key, shape, SharedPlaces());
+  InPlans::Get()->promotion().Observe(*server_, key, shape, SharedPlaces());
 }
 
 void ReceiverEnd::OnStepFailed(int64_t step_id, const absl::Status& status) {

@@ -17,8 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "channel/channel_end.h"
-#include "channel/host.h"
 #include "channel/peer_channel.h"
+#include "channel/server_context.h"
 #include "receive/channel_sender.h"
 #include "receive/offered_places.h"
 #include "receive/receive_events.h"
@@ -43,7 +43,7 @@ class Replacement {
 // Thread-safe.
 class ReceiverEnd final : public ChannelEnd, private ReceiveEvents {
  public:
-  ReceiverEnd(const Host* host, MailboxTable* mailboxes, PeerChannel* channel);
+  ReceiverEnd(const ServerContext* server, MailboxTable* mailboxes, PeerChannel* channel);
   static ReceiverEnd* Of(const PeerChannel& channel) {
     return static_cast<ReceiverEnd*>(channel.receiver_end());
   }
@@ -87,7 +87,7 @@ class ReceiverEnd final : public ChannelEnd, private ReceiveEvents {
   void OnFetched() override { AdvanceMove(); }
   void OnUnreachable(const std::string& why) override;
 
-  const Host* const host_;
+  const ServerContext* const server_;
   PeerChannel* const channel_;
   // Pairs of names that the peer, which opened the channel to send, announced. Progress thread.
   absl::flat_hash_set<std::pair<std::string, std::string>> announced_names_;

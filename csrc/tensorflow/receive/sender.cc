@@ -46,14 +46,14 @@ std::string WhyThisTransport(const PeerChannel& channel) {
 
 }  // namespace
 
-Sender::Sender(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+Sender::Sender(const ServerContext* server, MailboxTable* mailboxes, OpenedChannels* to_senders,
                const PeerNames& names)
     : ChannelSender(names),
-      host_(host),
+      server_(server),
       mailboxes_(mailboxes),
       to_senders_(to_senders),
       waits_(WaitsOf(task(), receiver(), "")),
-      backoff_(Backoff::Milliseconds(host->settings.failback_ms)) {}
+      backoff_(Backoff::Milliseconds(server->settings.failback_ms)) {}
 
 Sender::Decision Sender::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -62,7 +62,7 @@ Sender::Decision Sender::Decide(uint64_t incarnation, int64_t step_id, const Wai
     return Decision::kWait;
   }
   const bool retried = retried_.contains(incarnation);
-  if (retried || host_->settings.by_rpc || rpc_incarnations_.contains(incarnation)) {
+  if (retried || server_->settings.by_rpc || rpc_incarnations_.contains(incarnation)) {
     requests_.Begin({step_id, waiter.FullKey()});
     return retried && !asking_ && backoff_.Due() ? Decision::kRpcAndRetry : Decision::kRpc;
   }
@@ -78,7 +78,7 @@ bool Sender::IsReady(uint64_t incarnation) {
 
 void Sender::ImproveLocked() {
   if (channel_->opened_here() && channel_->MayImprove()) {
-    ChannelMove::Try(host_, to_senders_, channel_);
+    ChannelMove::Try(server_, to_senders_, channel_);
   }
 }
 
@@ -206,7 +206,7 @@ void Sender::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> 
       RecordAbsence(Direction::kReceive, task(), Absence::kConnecting, "it was asked where it is");
     }
   }
-  AskWhereabouts(std::move(workers), task(), receiver(), host_->settings.connect_timeout_ms,
+  AskWhereabouts(std::move(workers), task(), receiver(), server_->settings.connect_timeout_ms,
                  [self = shared_from_this(), incarnation](const Whereabouts& found) {
                    self->OnFound(found, incarnation);
                  });
@@ -321,7 +321,7 @@ std::vector<RpcRequests::Request> Sender::TakeChannelLocked(std::shared_ptr<Peer
 void Sender::Announce(const std::shared_ptr<PeerChannel>& channel,
                       const std::vector<RpcRequests::Request>& asked) {
   // Offers are sent before the peer pushes anything.
-  InPlans::Get()->OfferAll(*host_, task(), ReceiverEnd::Of(*channel)->SharedPlaces());
+  InPlans::Get()->OfferAll(*server_, task(), ReceiverEnd::Of(*channel)->SharedPlaces());
   const absl::Status sent = SendReady(channel.get(), asked);
   if (!sent.ok()) channel->Close();
   // The channel may have gone down before it had this sender.
@@ -385,7 +385,7 @@ bool Sender::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer)
 }
 
 void Sender::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
-  if (host_->settings.by_rpc) return;
+  if (server_->settings.by_rpc) return;
   std::lock_guard<std::mutex> one_at_a_time(opening_);
   std::shared_ptr<PeerChannel> outlived;
   {
@@ -433,7 +433,7 @@ std::string Sender::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) 
 
 void Sender::BecomeUnreachable(Heals heals, const std::string& why,
                                std::vector<uint64_t> incarnations) {
-  if (host_->settings.policy == Policy::kRdma) {
+  if (server_->settings.policy == Policy::kRdma) {
     const std::string text =
         absl::StrCat("rdmatensor: no channel to ", task(), " and RDMATENSOR_POLICY is rdma: ", why);
     BecomeUnavailable(heals == Heals::kNever ? absl::FailedPreconditionError(text)
@@ -461,7 +461,7 @@ void Sender::BecomeUnreachable(Heals heals, const std::string& why,
 }
 
 void Sender::GiveUp(Channel* channel, const std::string& why) {
-  const bool by_rpc = host_->settings.policy != Policy::kRdma;
+  const bool by_rpc = server_->settings.policy != Policy::kRdma;
   std::string text = why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -503,8 +503,8 @@ void Sender::OnDown(Channel* channel, absl::string_view why) {
 }
 
 void Sender::OnContested(Channel* channel) {
-  const bool by_rpc = host_->settings.policy != Policy::kRdma;
-  const Backoff::Milliseconds timeout(host_->settings.connect_timeout_ms);
+  const bool by_rpc = server_->settings.policy != Policy::kRdma;
+  const Backoff::Milliseconds timeout(server_->settings.connect_timeout_ms);
   std::string why = absl::StrCat("another process is ", receiver(), " there");
   std::shared_ptr<PeerChannel> left;
   bool again = false;

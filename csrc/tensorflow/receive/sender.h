@@ -19,12 +19,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/backoff.h"
-#include "channel/host.h"
 #include "channel/message.h"
 #include "channel/opened_channels.h"
 #include "channel/peer_channel.h"
 #include "channel/peers.h"
 #include "channel/rpc_fallback.h"
+#include "channel/server_context.h"
 #include "channel/step_failures.h"
 #include "receive/channel_sender.h"
 #include "receive/mailbox.h"
@@ -41,7 +41,7 @@ namespace rdmatensor {
 // calls Settle. Thus no waiter is left behind.
 class Sender final : public ChannelSender, public std::enable_shared_from_this<Sender> {
  public:
-  Sender(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders,
+  Sender(const ServerContext* server, MailboxTable* mailboxes, OpenedChannels* to_senders,
          const PeerNames& names);
 
   // Counts the waits for tensors from the task that no plan names.
@@ -124,7 +124,7 @@ class Sender final : public ChannelSender, public std::enable_shared_from_this<S
   void SettleAll();
   void FailAll(const absl::Status& status);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   MailboxTable* const mailboxes_;
   OpenedChannels* const to_senders_;
   EdgeWaits* const waits_;

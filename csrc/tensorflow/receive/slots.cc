@@ -86,9 +86,9 @@ class Slots::Buffer : public tensorflow::TensorBuffer {
   const uint64_t bytes_;
 };
 
-Slots::Slots(const Host* host, std::shared_ptr<Channel> channel, Reception* reception,
+Slots::Slots(const ServerContext* server, std::shared_ptr<Channel> channel, Reception* reception,
              std::shared_ptr<const PlacedLink> link, uint32_t number)
-    : host_(host),
+    : server_(server),
       channel_(std::move(channel)),
       reception_(reception),
       link_(std::move(link)),
@@ -107,13 +107,13 @@ Slots::~Slots() {
   rdt_region_close(region_);
 }
 
-absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(const Host* host,
+absl::StatusOr<std::shared_ptr<Slots>> Slots::Create(const ServerContext* server,
                                                      std::shared_ptr<Channel> channel,
                                                      Reception* reception,
                                                      std::shared_ptr<const PlacedLink> link,
                                                      uint32_t number) {
   std::shared_ptr<Slots> slots(
-      new Slots(host, std::move(channel), reception, std::move(link), number));
+      new Slots(server, std::move(channel), reception, std::move(link), number));
   rdt_region_info info{};
   if (rdt_region_alloc_for(slots->channel_->handle(), slots->link_->bytes, RDT_ACCESS_WRITE,
                            &slots->region_) != RDT_OK ||
@@ -172,7 +172,7 @@ void Slots::OpenCredits(const std::shared_ptr<Channel>& channel, uint64_t key) {
   for (int tries = 0; tries < kMostTries && opened == RDT_ERR_DEADLINE && channel->IsUp();
        ++tries) {
     if (IsWithdrawn()) break;
-    opened = rdt_remote_region_open(channel->handle(), key, host_->settings.connect_timeout_ms,
+    opened = rdt_remote_region_open(channel->handle(), key, server_->settings.connect_timeout_ms,
                                     &credits);
   }
   const bool usable =

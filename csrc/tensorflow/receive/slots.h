@@ -15,8 +15,8 @@
 #include "base/fork_guard.h"
 #include "channel/budget.h"
 #include "channel/channel.h"
-#include "channel/host.h"
 #include "channel/plan_message.h"
+#include "channel/server_context.h"
 #include "graph/planned_edge.h"
 #include "rdmatensor.h"
 #include "receive/reception.h"
@@ -52,7 +52,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
  public:
   // Allocates and registers the memory, which may take long. RESOURCE_EXHAUSTED when the machine's
   // limits forbid it.
-  static absl::StatusOr<std::shared_ptr<Slots>> Create(const Host* host,
+  static absl::StatusOr<std::shared_ptr<Slots>> Create(const ServerContext* server,
                                                        std::shared_ptr<Channel> channel,
                                                        Reception* reception,
                                                        std::shared_ptr<const PlacedLink> link,
@@ -78,7 +78,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
  private:
   class Hold;
   class Buffer;
-  Slots(const Host* host, std::shared_ptr<Channel> channel, Reception* reception,
+  Slots(const ServerContext* server, std::shared_ptr<Channel> channel, Reception* reception,
         std::shared_ptr<const PlacedLink> link, uint32_t number);
   // The memory of a slot, held until all tensors in it are gone; nullptr if it is held already.
   std::shared_ptr<Hold> Occupy(int32_t ring, uint32_t slot);
@@ -104,7 +104,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   void DeliverArrival(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);
   void DeliverDead(const PlacedEdge& edge, const PlannedMessage& message);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   // Reset by End. The progress thread reads it without `mutex_`.
   std::shared_ptr<Channel> channel_;
   Reception* const reception_;  // lives as long as the channel

@@ -23,7 +23,7 @@ uint32_t AcceptedOffer::CopyIntoGroup(const Sent& sent, int slot) {
                        SlotOffset(offered.ring, slot) + offered.offset;
   CopyTraced(target, sent.tensor->data(), offered.bytes, "group");
   span.End(PathName(Path::kStatic));
-  if (!host_->settings.checksum) return 0;
+  if (!server_->settings.checksum) return 0;
   // The checksum is of the original, as in PushTensor.
   return ChecksumToSend(definition.may_change ? target : sent.tensor->data(), offered.bytes);
 }
@@ -51,7 +51,7 @@ void AcceptedOffer::SendGrouped(const Step& sent_in, absl::Span<Sent> members) {
     step = group.steps.emplace(group.steps.end());
     step->step_id = sent_in.id;
     step->slot = Acquire(offered.ring);
-    if (host_->settings.checksum) step->checksums.resize(group.members.size());
+    if (server_->settings.checksum) step->checksums.resize(group.members.size());
     open_steps_.fetch_add(1);
   }
   step->arrived |= arrived;
@@ -79,7 +79,7 @@ void AcceptedOffer::SendGrouped(const Step& sent_in, absl::Span<Sent> members) {
     for (const Sent& sent : members) {
       if ((written & bits_[sent.index]) == 0) continue;
       const uint32_t checksum = CopyIntoGroup(sent, slot);
-      if (host_->settings.checksum) {
+      if (server_->settings.checksum) {
         checksums.emplace_back(__builtin_ctzll(bits_[sent.index]), checksum);
       }
     }

@@ -25,9 +25,9 @@ Path PathOf(const Offer::Edge& edge) { return edge.has_shape ? Path::kBounded : 
 
 }  // namespace
 
-AcceptedOffer::AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number,
-                             Offer offer, std::shared_ptr<const void> reservation)
-    : host_(host),
+AcceptedOffer::AcceptedOffer(const ServerContext* server, std::shared_ptr<Channel> channel,
+                             uint32_t number, Offer offer, std::shared_ptr<const void> reservation)
+    : server_(server),
       channel_(std::move(channel)),
       number_(number),
       offer_(std::move(offer)),
@@ -82,7 +82,7 @@ absl::Status AcceptedOffer::Open(OfferAccount* account) {
   rdt_status opened = RDT_ERR_DEADLINE;
   for (int i = 0; i < kOpenTries && opened == RDT_ERR_DEADLINE && channel_->IsUp(); ++i) {
     opened = rdt_remote_region_open(channel_->handle(), offer_.region_key,
-                                    host_->settings.connect_timeout_ms, &places_);
+                                    server_->settings.connect_timeout_ms, &places_);
   }
   if (opened != RDT_OK || rdt_remote_region_get_info(places_, &places) != RDT_OK) {
     return absl::UnavailableError(rdt_last_error());
@@ -93,7 +93,7 @@ absl::Status AcceptedOffer::Open(OfferAccount* account) {
   }
   if (staged != 0) {
     // This limit equals what the task would hold for its own places.
-    const uint64_t budget = BudgetOf(*host_);
+    const uint64_t budget = BudgetOf(*server_);
     staging_reservation_ = account->Reserve({0, 0, staged}, {0, 0, budget});
     if (staging_reservation_ == nullptr) {
       return absl::ResourceExhaustedError(
@@ -258,13 +258,13 @@ void AcceptedOffer::Send(const Step& step, absl::Span<Sent> all) {
 
 bool AcceptedOffer::Lend(const OutEdge& edge, const tensorflow::Tensor& tensor,
                          PlannedMessage* message) {
-  if (!channel_->can_map() || tensor.TotalBytes() <= host_->settings.plan_copy_bytes ||
-      edge.definition->may_change || host_->settings.copy_sent) {
+  if (!channel_->can_map() || tensor.TotalBytes() <= server_->settings.plan_copy_bytes ||
+      edge.definition->may_change || server_->settings.copy_sent) {
     return false;
   }
   const bool in_arena = reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
-                        host_->exports->Locate(channel_->handle(), tensor.data(),
-                                               &message->region_key, &message->offset);
+                        server_->exports->Locate(channel_->handle(), tensor.data(),
+                                                 &message->region_key, &message->offset);
   if (!in_arena || !channel_->lender().Lend(tensor, &message->lend_id)) return false;
   message->flags |= PlannedMessage::kLent;
   message->bytes = tensor.TotalBytes();
@@ -326,7 +326,7 @@ bool AcceptedOffer::SendSingle(const Step& step, const Sent& sent,
 }
 
 void AcceptedOffer::AddChecksum(const void* data, uint64_t bytes, PlannedMessage* message) const {
-  if (!host_->settings.checksum) return;
+  if (!server_->settings.checksum) return;
   message->flags |= PlannedMessage::kChecked;
   message->checksums.push_back(ChecksumToSend(data, bytes));
 }
@@ -335,11 +335,11 @@ bool AcceptedOffer::MakeSendable(bool may_change, tensorflow::Tensor* source) co
   uint64_t region_key = 0, offset = 0;
   const uint64_t bytes = source->TotalBytes();
   // A tensor that is copied at once may change afterwards, but not between checksum and copy.
-  if (channel_->can_map() && !(may_change && host_->settings.checksum)) return true;
+  if (channel_->can_map() && !(may_change && server_->settings.checksum)) return true;
   if (!channel_->can_map() && bytes <= kCopiedByCore && !may_change) return true;
-  const ArenaExports& exports = *host_->exports;
+  const ArenaExports& exports = *server_->exports;
   const bool in_arena = exports.Locate(channel_->handle(), source->data(), &region_key, &offset);
-  if (in_arena && !may_change && !host_->settings.copy_sent) return true;
+  if (in_arena && !may_change && !server_->settings.copy_sent) return true;
   tensorflow::Tensor copy(Arena::Get()->allocator(), source->dtype(), source->shape());
   if (!copy.IsInitialized() ||
       !exports.Locate(channel_->handle(), copy.data(), &region_key, &offset)) {

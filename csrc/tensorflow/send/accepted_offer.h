@@ -20,8 +20,8 @@
 #include "base/fork_guard.h"
 #include "base/use_gate.h"
 #include "channel/channel.h"
-#include "channel/host.h"
 #include "channel/plan_message.h"
+#include "channel/server_context.h"
 #include "graph/planned_edge.h"
 #include "rdmatensor.h"
 #include "send/offer_account.h"
@@ -64,8 +64,8 @@ struct OutEdge {
 class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
  public:
   // `reservation` is held as long as the offer is.
-  AcceptedOffer(const Host* host, std::shared_ptr<Channel> channel, uint32_t number, Offer offer,
-                std::shared_ptr<const void> reservation);
+  AcceptedOffer(const ServerContext* server, std::shared_ptr<Channel> channel, uint32_t number,
+                Offer offer, std::shared_ptr<const void> reservation);
   ~AcceptedOffer();
   AcceptedOffer(const AcceptedOffer&) = delete;
   AcceptedOffer& operator=(const AcceptedOffer&) = delete;
@@ -167,7 +167,7 @@ class AcceptedOffer : public std::enable_shared_from_this<AcceptedOffer> {
   // Announces a group, or drops it.
   void FinishGroup(Group* group, std::list<GroupStep>::iterator step, const Offer::Edge& offered);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   const std::shared_ptr<Channel> channel_;
   const uint32_t number_;
   const ForkGuard fork_guard_;

@@ -94,7 +94,7 @@ void AcceptedOffers::Open(Incoming incoming) {
   if (!admitted) offer = Offer();
   using Reservations = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
   auto accepted = std::make_shared<AcceptedOffer>(
-      host_, channel_->shared_from_this(), number, std::move(offer),
+      server_, channel_->shared_from_this(), number, std::move(offer),
       std::make_shared<Reservations>(std::move(incoming.reservation), std::move(places)));
   const absl::Status opened = admitted
                                   ? accepted->Open(account_.get())

@@ -17,7 +17,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "channel/channel.h"
-#include "channel/host.h"
+#include "channel/server_context.h"
 #include "send/accepted_offer.h"
 #include "send/offer_account.h"
 
@@ -28,8 +28,8 @@ class AcceptedOffers {
  public:
   // `bind` is given each offer of the peer once it is open.
   using Bind = std::function<void(const std::shared_ptr<AcceptedOffer>&)>;
-  AcceptedOffers(const Host* host, Channel* channel, Bind bind)
-      : host_(host), channel_(channel), bind_(std::move(bind)) {}
+  AcceptedOffers(const ServerContext* server, Channel* channel, Bind bind)
+      : server_(server), channel_(channel), bind_(std::move(bind)) {}
 
   // A piece of offer `number`. False: the peer broke the protocol. Progress thread.
   bool TakePiece(uint64_t number, const char* data, size_t size);
@@ -59,7 +59,7 @@ class AcceptedOffers {
   void Open(Incoming incoming);
   std::vector<std::shared_ptr<AcceptedOffer>> All();
 
-  const Host* const host_;
+  const ServerContext* const server_;
   Channel* const channel_;
   const Bind bind_;
   const std::shared_ptr<OfferAccount> account_ = std::make_shared<OfferAccount>();

@@ -53,14 +53,14 @@ std::shared_ptr<OutEdge> OutEdges::Add(EdgeDefinition definition) {
   return edge;
 }
 
-void OutEdges::Bind(const Host& host, const std::string& destination,
+void OutEdges::Bind(const ServerContext& server, const std::string& destination,
                     const std::shared_ptr<PushGate>& gate,
                     const std::shared_ptr<AcceptedOffer>& accepted) {
-  if (!host.settings.plan) return;
+  if (!server.settings.plan) return;
   std::vector<std::shared_ptr<OutEdge>> edges;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Link& link = LinkLocked(accepted->offer().graph, host.task, destination);
+    Link& link = LinkLocked(accepted->offer().graph, server.task, destination);
     std::vector<Offered>& offers = link.offers;
     offers.erase(std::remove_if(offers.begin(), offers.end(),
                                 [&accepted](const Offered& each) {

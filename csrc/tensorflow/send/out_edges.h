@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "channel/host.h"
+#include "channel/server_context.h"
 #include "graph/planned_edge.h"
 #include "send/accepted_offer.h"
 
@@ -25,8 +25,8 @@ class OutEdges {
 
   std::shared_ptr<OutEdge> Add(EdgeDefinition definition);
   // Binds the edges to `destination` to its offer: those that are registered, and later ones.
-  void Bind(const Host& host, const std::string& destination, const std::shared_ptr<PushGate>& gate,
-            const std::shared_ptr<AcceptedOffer>& accepted);
+  void Bind(const ServerContext& server, const std::string& destination,
+            const std::shared_ptr<PushGate>& gate, const std::shared_ptr<AcceptedOffer>& accepted);
 
  private:
   struct Offered {

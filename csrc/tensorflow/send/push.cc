@@ -55,16 +55,16 @@ void PushDead(Channel* channel, int64_t step_id, absl::string_view key) {
   (void)channel->NotifyMessage(PackImmediate(MessageKind::kTensor), message);
 }
 
-const char* DescribeTensor(const Host& host, Channel* channel, int64_t step_id,
+const char* DescribeTensor(const ServerContext& server, Channel* channel, int64_t step_id,
                            absl::string_view key, const Tensor& tensor, uint64_t room, Use use,
                            Described* described) {
   TensorMessage& message = described->message;
   Tensor& source = described->source;
   message = Describe(step_id, key, tensor);
   source = tensor;
-  const bool checked = host.settings.checksum && message.bytes != 0;
+  const bool checked = server.settings.checksum && message.bytes != 0;
   const uint8_t check = checked ? TensorMessage::kChecked : 0;
-  if (message.bytes <= host.settings.inline_bytes) {
+  if (message.bytes <= server.settings.inline_bytes) {
     message.flags = TensorMessage::kInline | check;
     if (EncodedSize(message) <= room) {
       if (checked && MayChangeInPlace(key)) source = FrozenCopy(tensor);
@@ -77,13 +77,13 @@ const char* DescribeTensor(const Host& host, Channel* channel, int64_t step_id,
   }
   message.flags = check;
   if (EncodedSize(message) > room) return kReasonTooLong;
-  const ArenaExports& exports = *host.exports;
+  const ArenaExports& exports = *server.exports;
   const bool may_change = MayChangeInPlace(key);
   const bool in_place =
       use == Use::kWhereItLies &&
       reinterpret_cast<uintptr_t>(tensor.data()) % EIGEN_MAX_ALIGN_BYTES == 0 &&
       exports.Locate(channel->handle(), tensor.data(), &message.region_key, &message.offset) &&
-      !may_change && !host.settings.copy_sent;
+      !may_change && !server.settings.copy_sent;
   if (!in_place) {
     source = Tensor(Arena::Get()->allocator(), tensor.dtype(), tensor.shape());
     if (!source.IsInitialized()) return kReasonArenaFull;
@@ -102,10 +102,10 @@ const char* DescribeTensor(const Host& host, Channel* channel, int64_t step_id,
   return nullptr;
 }
 
-const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl::string_view key,
-                       const Tensor& tensor, Path* path) {
+const char* PushTensor(const ServerContext& server, Channel* channel, int64_t step_id,
+                       absl::string_view key, const Tensor& tensor, Path* path) {
   Described described;
-  const char* const reason = DescribeTensor(host, channel, step_id, key, tensor,
+  const char* const reason = DescribeTensor(server, channel, step_id, key, tensor,
                                             channel->max_notify(), Use::kWhereItLies, &described);
   if (reason != nullptr) return reason;
   const TensorMessage& message = described.message;

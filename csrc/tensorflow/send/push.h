@@ -8,8 +8,8 @@
 
 #include "absl/strings/string_view.h"
 #include "channel/channel.h"
-#include "channel/host.h"
 #include "channel/message.h"
+#include "channel/server_context.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/framework/rendezvous.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -30,14 +30,14 @@ enum class Use { kWhereItLies, kCopied };
 // Describes a pushable tensor for a message of at most `room` bytes. `use`: whether its own memory may be lent,
 // which later changes by its owner must then not touch. nullptr, or why it cannot be described; then nothing is
 // lent.
-const char* DescribeTensor(const Host& host, Channel* channel, int64_t step_id,
+const char* DescribeTensor(const ServerContext& server, Channel* channel, int64_t step_id,
                            absl::string_view key, const tensorflow::Tensor& tensor, uint64_t room,
                            Use use, Described* described);
 
 // Sends a pushable tensor down `channel`. nullptr if it was sent, by *path, else why it must go by RPC. A lost
 // channel is no reason: it fails the receiver's step, and sending never fails, as in stock TensorFlow.
-const char* PushTensor(const Host& host, Channel* channel, int64_t step_id, absl::string_view key,
-                       const tensorflow::Tensor& tensor, Path* path);
+const char* PushTensor(const ServerContext& server, Channel* channel, int64_t step_id,
+                       absl::string_view key, const tensorflow::Tensor& tensor, Path* path);
 // Sends a dead tensor.
 void PushDead(Channel* channel, int64_t step_id, absl::string_view key);
 

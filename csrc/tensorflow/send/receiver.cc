@@ -62,13 +62,13 @@ bool Receiver::MayPush(tensorflow::WorkerSession* session, const std::string& na
   return true;
 }
 
-Receiver::Receiver(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
-                   std::string task)
+Receiver::Receiver(const ServerContext* server, const Sessions* sessions,
+                   const FailedHere* failed_here, std::string task)
     : ChannelReceiver(std::move(task)),
-      host_(host),
+      server_(server),
       sessions_(sessions),
       failed_here_(failed_here),
-      ttl_(host->settings.step_ttl_s) {}
+      ttl_(server->settings.step_ttl_s) {}
 
 void Receiver::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
                     const tensorflow::Rendezvous::ParsedKey& key,
@@ -90,7 +90,7 @@ void Receiver::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback*
   Path path = Path::kRpc;
   const char* reason = WhyNotPushable(key, tensor);
   if (reason == nullptr) {
-    reason = PushTensor(*host_, channel.get(), step_id, key.FullKey(), tensor, &path);
+    reason = PushTensor(*server_, channel.get(), step_id, key.FullKey(), tensor, &path);
   }
   span.End(PathName(path));
   if (reason == nullptr) return;
@@ -346,8 +346,8 @@ void Receiver::FindOwner(const std::string& session,
         if (workers == nullptr) return;
         AddressAnswer answer;
         const absl::StatusOr<std::string> encoded =
-            AskTask(workers.get(), self->task(), self->host_->task, kAddressKey, "",
-                    self->host_->settings.connect_timeout_ms);
+            AskTask(workers.get(), self->task(), self->server_->task, kAddressKey, "",
+                    self->server_->settings.connect_timeout_ms);
         if (!encoded.ok() || !Parse(*encoded, &answer)) answer.device_name.clear();
         self->SetOwner(session, workers, answer.device_name);
       });

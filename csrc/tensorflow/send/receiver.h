@@ -22,9 +22,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/recent_map.h"
-#include "channel/host.h"
 #include "channel/peer_channel.h"
 #include "channel/rpc_fallback.h"
+#include "channel/server_context.h"
 #include "channel/sessions.h"
 #include "channel/step_failures.h"
 #include "send/channel_receiver.h"
@@ -38,7 +38,7 @@ namespace rdmatensor {
 // Thread-safe. Made by std::make_shared.
 class Receiver final : public ChannelReceiver, public std::enable_shared_from_this<Receiver> {
  public:
-  Receiver(const Host* host, const Sessions* sessions, const FailedHere* failed_here,
+  Receiver(const ServerContext* server, const Sessions* sessions, const FailedHere* failed_here,
            std::string task);
 
   // The channels down which tensors are pushed, each once.
@@ -169,7 +169,7 @@ class Receiver final : public ChannelReceiver, public std::enable_shared_from_th
   void PushPending(const std::vector<PendingSend>& pending,
                    const std::shared_ptr<PeerChannel>& channel);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   const Sessions* const sessions_;
   const FailedHere* const failed_here_;
   const std::chrono::seconds ttl_;

@@ -11,10 +11,10 @@
 
 namespace rdmatensor {
 
-SenderEnd::SenderEnd(const Host* host, PeerChannel* channel)
-    : host_(host),
+SenderEnd::SenderEnd(const ServerContext* server, PeerChannel* channel)
+    : server_(server),
       channel_(channel),
-      offers_(host, channel,
+      offers_(server, channel,
               [this](const std::shared_ptr<AcceptedOffer>& accepted) { Bind(accepted); }) {}
 
 bool SenderEnd::Handle(MessageKind kind, uint64_t value, const char* data, size_t size) {
@@ -52,7 +52,7 @@ bool SenderEnd::HandleReady(const char* data, size_t size) {
       !NamesTask(message.task) || message.session.size() > kLongestName) {
     return false;
   }
-  const std::shared_ptr<ChannelReceiver> receiver = host_->peers->FindReceiver(message.task);
+  const std::shared_ptr<ChannelReceiver> receiver = server_->peers->FindReceiver(message.task);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     channel_->SetName(Direction::kSend, message.task);
@@ -110,7 +110,7 @@ std::vector<std::shared_ptr<ChannelReceiver>> SenderEnd::Receivers() {
 
 void SenderEnd::Bind(const std::shared_ptr<AcceptedOffer>& accepted) {
   for (const std::shared_ptr<ChannelReceiver>& receiver : Receivers()) {
-    OutEdges::Get()->Bind(*host_, receiver->task(), receiver, accepted);
+    OutEdges::Get()->Bind(*server_, receiver->task(), receiver, accepted);
   }
 }
 

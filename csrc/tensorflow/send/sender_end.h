@@ -14,8 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "base/use_gate.h"
 #include "channel/channel_end.h"
-#include "channel/host.h"
 #include "channel/peer_channel.h"
+#include "channel/server_context.h"
 #include "send/accepted_offers.h"
 #include "send/channel_receiver.h"
 
@@ -24,7 +24,7 @@ namespace rdmatensor {
 // Thread-safe.
 class SenderEnd final : public ChannelEnd {
  public:
-  SenderEnd(const Host* host, PeerChannel* channel);
+  SenderEnd(const ServerContext* server, PeerChannel* channel);
   static SenderEnd* Of(const PeerChannel& channel) {
     return static_cast<SenderEnd*>(channel.sender_end());
   }
@@ -59,7 +59,7 @@ class SenderEnd final : public ChannelEnd {
   void Resume();
   void OnLeft(uint64_t number);
 
-  const Host* const host_;
+  const ServerContext* const server_;
   PeerChannel* const channel_;
   AcceptedOffers offers_;
   // The requests by RPC that the receiver announced, until it announces the name that they belong to. Progress thread.

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "channel/host.h"
+#include "channel/server_context.h"
 #include "graph/fusion.h"
 #include "receive/in_plans.h"
 #include "send/out_edges.h"
@@ -221,8 +221,9 @@ class FuseTransfersPass : public tensorflow::GraphOptimizationPass {
     for (const auto& [device, partition] : *options.partition_graphs) {
       const std::string task = TaskOfDevice(device);
       bool served = false;
-      Hosts::Get()->ForEach(
-          [&](const Host& host) { served |= host.task == task && host.settings.plan; });
+      ServerContexts::Get()->ForEach([&](const ServerContext& server) {
+        served |= server.task == task && server.settings.plan;
+      });
       if (served) FuseTransfers(partition.get());
     }
     return absl::OkStatus();

@@ -165,7 +165,7 @@ class RdmaServer : public tensorflow::GrpcServer {
       eager_->Serve(&calls_);
       service_->ServeCalls([this](const std::shared_ptr<PeerChannel>& channel,
                                   const std::string& caller) -> std::shared_ptr<ChannelEnd> {
-        return std::make_shared<Callee>(&service_->host(), &calls_, SchedulesOnPool(), channel,
+        return std::make_shared<Callee>(&service_->server(), &calls_, SchedulesOnPool(), channel,
                                         caller);
       });
     }

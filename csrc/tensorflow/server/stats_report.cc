@@ -158,10 +158,11 @@ size_t rdt_tf_stats_json(char* out, size_t size) {
 }
 
 size_t rdt_tf_plan_json(const char* task, char* out, size_t size) {
-  rdmatensor::Hosts* const hosts = rdmatensor::Hosts::Get();
-  const rdmatensor::Host* const host = task != nullptr ? hosts->Of(task) : hosts->Only();
-  if (host == nullptr) return 0;
-  return rdmatensor::CopyOut(rdmatensor::PlanAsJson(*host), out, size);
+  rdmatensor::ServerContexts* const servers = rdmatensor::ServerContexts::Get();
+  const rdmatensor::ServerContext* const server =
+      task != nullptr ? servers->Of(task) : servers->Only();
+  if (server == nullptr) return 0;
+  return rdmatensor::CopyOut(rdmatensor::PlanAsJson(*server), out, size);
 }
 
 void rdt_tf_stats_reset(void) {

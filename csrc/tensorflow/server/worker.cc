@@ -24,7 +24,7 @@ class RdmaWorker : public tensorflow::GrpcWorker {
     };
     if (service == nullptr) return;
     questions_[kPlanKey] = [service](const std::string&, const TaskAnswered& answer) {
-      answer(PlanAsJson(service->host()));
+      answer(PlanAsJson(service->server()));
     };
     questions_[kVoteKey] = [this](const std::string& vote, TaskAnswered answer) {
       Count(vote, std::move(answer));
@@ -73,7 +73,7 @@ AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv
   AddressAnswer answer;
   if (service != nullptr) {
     answer.address = service->address();
-    answer.region_keys = service->host().exports->Keys();
+    answer.region_keys = service->server().exports->Keys();
     answer.device_name = rdt_device_name(service->device());
   }
   for (const tensorflow::Device* device : env.device_mgr->ListDevices()) {

@@ -35,7 +35,8 @@ std::shared_ptr<Sender> PeerTable::SenderOf(const PeerNames& names) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   auto found = senders_.find(names);
   if (found == senders_.end()) {
-    found = senders_.insert(std::make_shared<Sender>(host_, mailboxes_, to_senders_, names)).first;
+    found =
+        senders_.insert(std::make_shared<Sender>(server_, mailboxes_, to_senders_, names)).first;
   }
   return *found;
 }
@@ -49,7 +50,7 @@ std::shared_ptr<Receiver> PeerTable::ReceiverOf(absl::string_view task) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   std::shared_ptr<Receiver>& receiver = receivers_[task];
   if (receiver == nullptr) {
-    receiver = std::make_shared<Receiver>(host_, &sessions_, &failed_here_, std::string(task));
+    receiver = std::make_shared<Receiver>(server_, &sessions_, &failed_here_, std::string(task));
   }
   return receiver;
 }

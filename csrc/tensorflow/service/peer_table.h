@@ -17,9 +17,9 @@
 #include "absl/hash/hash.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "channel/host.h"
 #include "channel/opened_channels.h"
 #include "channel/peers.h"
+#include "channel/server_context.h"
 #include "channel/sessions.h"
 #include "channel/step_failures.h"
 #include "receive/mailbox.h"
@@ -31,8 +31,8 @@ namespace rdmatensor {
 // Thread-safe. Forgets, from time to time, what belongs to sessions that are over.
 class PeerTable final : public Peers {
  public:
-  PeerTable(const Host* host, MailboxTable* mailboxes, OpenedChannels* to_senders)
-      : host_(host), mailboxes_(mailboxes), to_senders_(to_senders) {}
+  PeerTable(const ServerContext* server, MailboxTable* mailboxes, OpenedChannels* to_senders)
+      : server_(server), mailboxes_(mailboxes), to_senders_(to_senders) {}
 
   Sessions& sessions() { return sessions_; }
 
@@ -82,7 +82,7 @@ class PeerTable final : public Peers {
   void CountNew();
   void Sweep();
 
-  const Host* const host_;
+  const ServerContext* const server_;
   MailboxTable* const mailboxes_;
   OpenedChannels* const to_senders_;
   Sessions sessions_;

@@ -85,11 +85,11 @@ std::string LinkAsJson(const PlacedLink& link) {
 
 std::string DevicesAsJson() {
   std::vector<std::string> devices;
-  Hosts::Get()->ForEach([&devices](const Host& host) {
+  ServerContexts::Get()->ForEach([&devices](const ServerContext& server) {
     rdt_stats now{};
-    if (rdt_device_stats(host.device, &now) != RDT_OK) return;
+    if (rdt_device_stats(server.device, &now) != RDT_OK) return;
     devices.push_back(absl::StrCat(
-        "{\"task\":", Quoted(host.task), ",\"address\":", Quoted(host.address),
+        "{\"task\":", Quoted(server.task), ",\"address\":", Quoted(server.address),
         ",\"writes\":", now.writes, ",\"write_bytes\":", now.write_bytes, ",\"reads\":", now.reads,
         ",\"read_bytes\":", now.read_bytes, ",\"notifies_sent\":", now.notifies_sent,
         ",\"notifies_received\":", now.notifies_received, ",\"notify_bytes_sent\":",
@@ -102,16 +102,16 @@ std::string DevicesAsJson() {
   return absl::StrCat("[", absl::StrJoin(devices, ","), "]");
 }
 
-std::string PlanAsJson(const Host& host) {
+std::string PlanAsJson(const ServerContext& server) {
   std::vector<std::shared_ptr<const PlacedLink>> links;
-  for (const std::shared_ptr<InPlan>& plan : InPlans::Get()->Of(host.task)) {
+  for (const std::shared_ptr<InPlan>& plan : InPlans::Get()->Of(server.task)) {
     if (plan->rests()) continue;
     for (auto& link : plan->Links()) links.push_back(std::move(link));
   }
   std::sort(links.begin(), links.end(), [](const auto& a, const auto& b) {
     return std::tie(a->source, a->graph) < std::tie(b->source, b->graph);
   });
-  std::set<std::string> tasks = {host.task};
+  std::set<std::string> tasks = {server.task};
   std::vector<std::string> edges, described;
   std::set<const EdgeDefinition*> placed;
   for (const auto& link : links) {
@@ -130,7 +130,7 @@ std::string PlanAsJson(const Host& host) {
   }
   std::vector<std::string> names;
   for (const std::string& task : tasks) names.push_back(Quoted(task));
-  const Settings& settings = host.settings;
+  const Settings& settings = server.settings;
   return absl::StrCat("{\"version\":1,\"tasks\":[", absl::StrJoin(names, ","),
                       "],\"options\":{\"slots\":", settings.plan_slots,
                       ",\"loop_slots\":", settings.plan_loop_slots,

@@ -6,12 +6,12 @@
 
 #include <string>
 
-#include "channel/host.h"
+#include "channel/server_context.h"
 
 namespace rdmatensor {
 
-// Returns the plan of the edges that enter the host's task.
-std::string PlanAsJson(const Host& host);
+// Returns the plan of the edges that enter the server's task.
+std::string PlanAsJson(const ServerContext& server);
 // Returns the counters of the devices of all servers of this process, as a JSON list.
 std::string DevicesAsJson();
 

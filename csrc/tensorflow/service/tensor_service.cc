@@ -25,20 +25,20 @@ std::string UniqueName(const std::string& task) {
 TensorService::TensorService(std::string task, const Settings& settings)
     : mailboxes_(std::chrono::seconds(settings.step_ttl_s)),
       new_ends_([this](PeerChannel* channel) -> PeerChannel::Ends {
-        return {std::make_unique<ReceiverEnd>(&host_, &mailboxes_, channel),
-                std::make_unique<SenderEnd>(&host_, channel)};
+        return {std::make_unique<ReceiverEnd>(&server_, &mailboxes_, channel),
+                std::make_unique<SenderEnd>(&server_, channel)};
       }) {
-  host_.task = std::move(task);
-  host_.settings = settings;
-  host_.peers = &peers_;
+  server_.task = std::move(task);
+  server_.settings = settings;
+  server_.peers = &peers_;
 }
 
 TensorService::~TensorService() { Close(); }
 
 void TensorService::Close() {
-  Hosts::Get()->Remove(&host_);
-  host_.exports.reset();
-  rdt_device_close(std::exchange(host_.device, nullptr));
+  ServerContexts::Get()->Remove(&server_);
+  server_.exports.reset();
+  rdt_device_close(std::exchange(server_.device, nullptr));
 }
 
 void TensorService::Retire() {
@@ -52,7 +52,8 @@ void TensorService::WatchReceivers(std::function<void()> lost) {
   receiver_lost_ = std::move(lost);
 }
 
-absl::StatusOr<TensorService*> TensorService::Open(const std::string& task, const std::string& host,
+absl::StatusOr<TensorService*> TensorService::Open(const std::string& task,
+                                                   const std::string& server,
                                                    const Settings& settings) {
   auto* service = new TensorService(task, settings);
   const absl::Status arena = Arena::Get()->Activate(settings.arena_limit, settings.inline_bytes);
@@ -61,16 +62,16 @@ absl::StatusOr<TensorService*> TensorService::Open(const std::string& task, cons
     rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", arena.message()).c_str());
   }
   const absl::StatusOr<std::string> address =
-      OpenReachable(settings.bind_address, host,
+      OpenReachable(settings.bind_address, server,
                     [service](const std::string& bind) { return service->OpenDevice(bind); });
   if (!address.ok()) {
     delete service;
     return address.status();
   }
-  Host& opened = service->host_;
+  ServerContext& opened = service->server_;
   opened.address = *address;
   opened.exports = std::make_unique<ArenaExports>(Arena::Get(), opened.device);
-  Hosts::Get()->Add(&opened);
+  ServerContexts::Get()->Add(&opened);
   rdt_log_line(RDT_LOG_DEBUG, absl::StrCat("tensorflow: ", task, " is reached at ", *address,
                                            " and listens on ", rdt_device_address(opened.device))
                                   .c_str());
@@ -78,7 +79,7 @@ absl::StatusOr<TensorService*> TensorService::Open(const std::string& task, cons
 }
 
 absl::StatusOr<std::string> TensorService::OpenDevice(const std::string& bind_address) {
-  const std::string name = UniqueName(host_.task);
+  const std::string name = UniqueName(server_.task);
   rdt_device_options options{};
   options.struct_size = sizeof options;
   options.name = name.c_str();
@@ -88,13 +89,13 @@ absl::StatusOr<std::string> TensorService::OpenDevice(const std::string& bind_ad
   options.on_notify = OnNotify;
   options.on_down = OnDown;
   options.on_released = OnReleased;
-  const rdt_status status = rdt_device_open(&options, &host_.device);
+  const rdt_status status = rdt_device_open(&options, &server_.device);
   if (status != RDT_OK) {
     const std::string why = absl::StrCat("rdmatensor: ", rdt_last_error());
     return status == RDT_ERR_LIMIT ? absl::ResourceExhaustedError(why)
                                    : absl::FailedPreconditionError(why);
   }
-  return std::string(rdt_device_address(host_.device));
+  return std::string(rdt_device_address(server_.device));
 }
 
 void TensorService::OnConnect(void* context, rdt_channel* handle) {

@@ -16,8 +16,8 @@
 #include "absl/status/statusor.h"
 #include "base/settings.h"
 #include "channel/channel_end.h"
-#include "channel/host.h"
 #include "channel/opened_channels.h"
+#include "channel/server_context.h"
 #include "channel/step_failures.h"
 #include "rdmatensor.h"
 #include "receive/mailbox.h"
@@ -30,8 +30,8 @@ namespace rdmatensor {
 class TensorService {
  public:
   // Activates the process's arena and opens a device for the server of `task`
-  // ("/job:worker/replica:0/task:1"), which the cluster expects on `host`.
-  static absl::StatusOr<TensorService*> Open(const std::string& task, const std::string& host,
+  // ("/job:worker/replica:0/task:1"), which the cluster expects on `server`.
+  static absl::StatusOr<TensorService*> Open(const std::string& task, const std::string& server,
                                              const Settings& settings);
   // Closes the device of a server that is destroyed before it was started.
   void Close();
@@ -40,11 +40,11 @@ class TensorService {
   TensorService(const TensorService&) = delete;
   TensorService& operator=(const TensorService&) = delete;
 
-  const Host& host() const { return host_; }
-  const std::string& task() const { return host_.task; }
-  const Settings& settings() const { return host_.settings; }
-  rdt_device* device() const { return host_.device; }
-  const std::string& address() const { return host_.address; }
+  const ServerContext& server() const { return server_; }
+  const std::string& task() const { return server_.task; }
+  const Settings& settings() const { return server_.settings; }
+  rdt_device* device() const { return server_.device; }
+  const std::string& address() const { return server_.address; }
   MailboxTable& mailboxes() { return mailboxes_; }
   // The steps that were cancelled, or that failed at another task, when their part here had perhaps not begun yet.
   // TensorFlow forgets a cancellation that comes so early. Such a part fails as it begins.
@@ -74,17 +74,17 @@ class TensorService {
   static void OnDown(void* context, rdt_channel* handle, rdt_status why);
   static void OnReleased(void* context, rdt_channel* handle);
 
-  Host host_;
+  ServerContext server_;
   MailboxTable mailboxes_;
   StepFailures ended_early_;
   const PeerChannel::NewEnds new_ends_;
-  OpenedChannels to_senders_{&host_, &new_ends_, PeerChannel::Role::kReceiver};
-  OpenedChannels to_receivers_{&host_, &new_ends_, PeerChannel::Role::kSender};
-  OpenedChannels to_callees_{&host_, &new_ends_, PeerChannel::Role::kCaller};
+  OpenedChannels to_senders_{&server_, &new_ends_, PeerChannel::Role::kReceiver};
+  OpenedChannels to_receivers_{&server_, &new_ends_, PeerChannel::Role::kSender};
+  OpenedChannels to_callees_{&server_, &new_ends_, PeerChannel::Role::kCaller};
   std::atomic<const NewCallee*> new_callee_{nullptr};
   std::mutex lost_mutex_;
   std::function<void()> receiver_lost_;
-  PeerTable peers_{&host_, &mailboxes_, &to_senders_};
+  PeerTable peers_{&server_, &mailboxes_, &to_senders_};
 };
 
 }  // namespace rdmatensor

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the parts of one server have in common, and the servers of this process.
-#ifndef RDMATENSOR_TENSORFLOW_CHANNEL_HOST_H_
-#define RDMATENSOR_TENSORFLOW_CHANNEL_HOST_H_
+#ifndef RDMATENSOR_TENSORFLOW_CHANNEL_SERVER_CONTEXT_H_
+#define RDMATENSOR_TENSORFLOW_CHANNEL_SERVER_CONTEXT_H_
 
 #include <memory>
 #include <mutex>
@@ -19,7 +19,7 @@ namespace rdmatensor {
 class Peers;
 
 // What the parts of one server have in common. Lives until the process ends, as TensorFlow's servers do.
-struct Host {
+struct ServerContext {
   std::string task;  // "/job:worker/replica:0/task:1"
   Settings settings;
   rdt_device* device = nullptr;
@@ -29,23 +29,23 @@ struct Host {
 };
 
 // The servers of this process. The newest server of a task is the one whose edges are planned. Thread-safe.
-class Hosts {
+class ServerContexts {
  public:
-  static Hosts* Get();
-  void Add(const Host* host);
-  void Remove(const Host* host);
+  static ServerContexts* Get();
+  void Add(const ServerContext* server);
+  void Remove(const ServerContext* server);
   // nullptr if no server has this task.
-  const Host* Of(const std::string& task);
+  const ServerContext* Of(const std::string& task);
   // nullptr unless the process has exactly one.
-  const Host* Only();
+  const ServerContext* Only();
   // Calls `visit` under a lock, which a server needs before it closes its device.
-  void ForEach(absl::FunctionRef<void(const Host&)> visit);
+  void ForEach(absl::FunctionRef<void(const ServerContext&)> visit);
 
  private:
   std::mutex mutex_;
-  absl::flat_hash_map<std::string, const Host*> hosts_;  // by task
+  absl::flat_hash_map<std::string, const ServerContext*> servers_;  // by task
 };
 
 }  // namespace rdmatensor
 
-#endif  // RDMATENSOR_TENSORFLOW_CHANNEL_HOST_H_
+#endif  // RDMATENSOR_TENSORFLOW_CHANNEL_SERVER_CONTEXT_H_
