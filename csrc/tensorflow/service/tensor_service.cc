@@ -52,8 +52,7 @@ void TensorService::WatchReceivers(std::function<void()> lost) {
   receiver_lost_ = std::move(lost);
 }
 
-absl::StatusOr<TensorService*> TensorService::Open(const std::string& task,
-                                                   const std::string& server,
+absl::StatusOr<TensorService*> TensorService::Open(const std::string& task, const std::string& host,
                                                    const Settings& settings) {
   auto* service = new TensorService(task, settings);
   const absl::Status arena = Arena::Get()->Activate(settings.arena_limit, settings.inline_bytes);
@@ -62,7 +61,7 @@ absl::StatusOr<TensorService*> TensorService::Open(const std::string& task,
     rdt_log_line(RDT_LOG_WARN, absl::StrCat("tensorflow: ", arena.message()).c_str());
   }
   const absl::StatusOr<std::string> address =
-      OpenReachable(settings.bind_address, server,
+      OpenReachable(settings.bind_address, host,
                     [service](const std::string& bind) { return service->OpenDevice(bind); });
   if (!address.ok()) {
     delete service;

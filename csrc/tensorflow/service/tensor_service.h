@@ -30,8 +30,8 @@ namespace rdmatensor {
 class TensorService {
  public:
   // Activates the process's arena and opens a device for the server of `task`
-  // ("/job:worker/replica:0/task:1"), which the cluster expects on `server`.
-  static absl::StatusOr<TensorService*> Open(const std::string& task, const std::string& server,
+  // ("/job:worker/replica:0/task:1"), which the cluster expects on `host`.
+  static absl::StatusOr<TensorService*> Open(const std::string& task, const std::string& host,
                                              const Settings& settings);
   // Closes the device of a server that is destroyed before it was started.
   void Close();

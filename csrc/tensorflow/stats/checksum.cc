@@ -75,7 +75,7 @@ absl::Status Verify(const ExpectedChecksum& expected, const tensorflow::Tensor& 
       " (", kWayTexts[static_cast<int>(expected.way)], ") over ", expected.transport, ", step ",
       step_id,
       absl::StrFormat(", CRC32C %08x when sent and %08x when received. ", expected.checksum, found),
-      "Run the step again; if it recurs, test the memory and the network card of both servers, or "
+      "Run the step again; if it recurs, test the memory and the network card of both hosts, or "
       "set RDMATENSOR_POLICY=grpc there");
   if (IsFirst(edge)) {
     rdt_log_line(RDT_LOG_ERROR,
