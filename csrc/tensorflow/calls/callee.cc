@@ -62,10 +62,10 @@ bool Callee::Handle(MessageKind kind, uint64_t number, const char* data, size_t 
       }
       return true;
     }
-    case MessageKind::kLeft:
+    case MessageKind::kSwitched:
       // Everything before it was read, and the caller waits for no answer. This fails only if the channel is down
       // already, as the caller wants it.
-      (void)channel_->Notify(PackImmediate(MessageKind::kLeft));
+      (void)channel_->Notify(PackImmediate(MessageKind::kSwitched));
       return size == 0;
     default:
       return false;

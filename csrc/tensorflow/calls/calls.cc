@@ -177,7 +177,7 @@ void Calls::LeaveIfIdle() {
     down_ = true;
   }
   // The peer answers once it has read everything that was told before.
-  if (!channel_->Notify(PackImmediate(MessageKind::kLeft)).ok()) channel_->Close();
+  if (!channel_->Notify(PackImmediate(MessageKind::kSwitched)).ok()) channel_->Close();
 }
 
 void Calls::OnFinished() {
@@ -189,7 +189,7 @@ void Calls::OnFinished() {
 }
 
 bool Calls::Handle(MessageKind kind, uint64_t number, const char* data, size_t size) {
-  if (kind == MessageKind::kLeft) {
+  if (kind == MessageKind::kSwitched) {
     if (is_leaving()) channel_->Close();
     return is_leaving();
   }

@@ -54,10 +54,10 @@ enum class MessageKind : uint8_t {
   kPaused = 24,  // sender -> receiver: nothing more comes down it
   kResume = 25,  // receiver -> sender: it is not replaced, push again
   // Receiver -> sender, first on the new channel: everything is here that came down the old one.
-  kTaken = 26,
+  kDrained = 26,
   // Receiver -> sender, on the new channel: all names were announced on it. Sender -> receiver, last on the old one, or
   // on the new one if there was none: close the old one. Caller -> callee, last on the old one; callee -> caller.
-  kLeft = 27
+  kSwitched = 27
 };
 
 // The immediate: kind in the low byte, a value of at most 56 bits above it.

@@ -60,15 +60,15 @@ struct Member {
 };
 
 // What the members of an operation have in common.
-struct Way {
+struct Batch {
   bool sends = false;
   int64_t graph = 0, incarnation = 0, operation = -1, count = 0;
   std::string send_device, recv_device;
 
-  bool operator<(const Way& other) const {
-    const auto key = [](const Way& way) {
-      return std::tie(way.sends, way.graph, way.incarnation, way.operation, way.count,
-                      way.send_device, way.recv_device);
+  bool operator<(const Batch& other) const {
+    const auto key = [](const Batch& batch) {
+      return std::tie(batch.sends, batch.graph, batch.incarnation, batch.operation, batch.count,
+                      batch.send_device, batch.recv_device);
     };
     return key(*this) < key(other);
   }
@@ -95,7 +95,7 @@ bool HasPlainEdges(const Node& node) {
 }
 
 // False unless the planner wants the node to share an operation.
-bool Read(Node* node, Way* way, Member* member) {
+bool Read(Node* node, Batch* batch, Member* member) {
   if (!node->IsSend() && !node->IsRecv()) return false;
   const AttrValue* const order = node->attrs().Find(kPlanOrderAttr);
   // The graph may come from another process, so its attributes are checked.
@@ -105,30 +105,30 @@ bool Read(Node* node, Way* way, Member* member) {
   }
   const tensorflow::AttrSlice attributes = node->attrs();
   bool by_call_frame = false;
-  way->sends = node->IsSend();
-  way->operation = order->list().i(kPlanOperation);
+  batch->sends = node->IsSend();
+  batch->operation = order->list().i(kPlanOperation);
   member->node = node;
-  if (!GetNodeAttr(attributes, kPlanGraphAttr, &way->graph).ok() ||
-      !GetNodeAttr(attributes, kPlanCountAttr, &way->count).ok() ||
-      !GetNodeAttr(attributes, "send_device", &way->send_device).ok() ||
-      !GetNodeAttr(attributes, "recv_device", &way->recv_device).ok() ||
-      !GetNodeAttr(attributes, "send_device_incarnation", &way->incarnation).ok() ||
+  if (!GetNodeAttr(attributes, kPlanGraphAttr, &batch->graph).ok() ||
+      !GetNodeAttr(attributes, kPlanCountAttr, &batch->count).ok() ||
+      !GetNodeAttr(attributes, "send_device", &batch->send_device).ok() ||
+      !GetNodeAttr(attributes, "recv_device", &batch->recv_device).ok() ||
+      !GetNodeAttr(attributes, "send_device_incarnation", &batch->incarnation).ok() ||
       !GetNodeAttr(attributes, "tensor_name", &member->tensor_name).ok() ||
       !GetNodeAttr(attributes, kPlanEdgeAttr, &member->edge).ok() ||
-      !GetNodeAttr(attributes, way->sends ? "T" : "tensor_type", &member->type).ok() ||
+      !GetNodeAttr(attributes, batch->sends ? "T" : "tensor_type", &member->type).ok() ||
       attributes.Find(kPlanShapeAttr) == nullptr ||
       (TryGetNodeAttr(attributes, "_hostmem_sendrecv", &by_call_frame) && by_call_frame)) {
     return false;
   }
   // A send that waits would read a reference variable later than TensorFlow does.
-  const std::string key = KeyPrefix(way->send_device, static_cast<uint64_t>(way->incarnation),
-                                    way->recv_device, member->tensor_name);
-  return IsCpu(way->send_device) && IsCpu(way->recv_device) && HasPlainEdges(*node) &&
+  const std::string key = KeyPrefix(batch->send_device, static_cast<uint64_t>(batch->incarnation),
+                                    batch->recv_device, member->tensor_name);
+  return IsCpu(batch->send_device) && IsCpu(batch->recv_device) && HasPlainEdges(*node) &&
          !MayChangeInPlace(SpellKey(key, {0, 0}));
 }
 
 // Adds what the kernels of both fused operations read.
-void Describe(const Way& way, const std::vector<Member>& members, NodeBuilder* builder) {
+void Describe(const Batch& batch, const std::vector<Member>& members, NodeBuilder* builder) {
   std::vector<DataType> types;
   std::vector<std::string> names, edges;
   AttrValue shapes, orders;
@@ -142,26 +142,26 @@ void Describe(const Way& way, const std::vector<Member>& members, NodeBuilder* b
   }
   builder->Attr("T", types)
       .Attr("tensor_names", names)
-      .Attr("send_device", way.send_device)
-      .Attr("send_device_incarnation", way.incarnation)
-      .Attr("recv_device", way.recv_device)
-      .Attr(kPlanGraphAttr, way.graph)
-      .Attr(kPlanCountAttr, way.count)
+      .Attr("send_device", batch.send_device)
+      .Attr("send_device_incarnation", batch.incarnation)
+      .Attr("recv_device", batch.recv_device)
+      .Attr(kPlanGraphAttr, batch.graph)
+      .Attr(kPlanCountAttr, batch.count)
       .Attr(kPlanEdgeAttr, edges)
       .Attr(kPlanShapeAttr, shapes)
       .Attr(kPlanOrderAttr, orders);
 }
 
 // TensorFlow keeps the kernels of a session's stateful nodes by name, so the name must be unique in all its graphs.
-NodeBuilder Builder(Graph* graph, const char* op, const Way& way, const Node& like) {
+NodeBuilder Builder(Graph* graph, const char* op, const Batch& batch, const Node& like) {
   const std::string name = absl::StrFormat("rdmatensor/%s_%016x_%d", op + 1,
-                                           static_cast<uint64_t>(way.graph), way.operation);
+                                           static_cast<uint64_t>(batch.graph), batch.operation);
   NodeBuilder builder(graph->NewName(name), op, graph->op_registry());
   builder.Device(like.requested_device()).AssignedDevice(like.assigned_device_name());
   return builder;
 }
 
-absl::Status FuseSends(Graph* graph, const Way& way, const std::vector<Member>& members) {
+absl::Status FuseSends(Graph* graph, const Batch& batch, const std::vector<Member>& members) {
   std::vector<NodeBuilder::NodeOut> inputs;
   for (const Member& member : members) {
     const Edge* edge = nullptr;
@@ -169,22 +169,22 @@ absl::Status FuseSends(Graph* graph, const Way& way, const std::vector<Member>& 
     if (!found.ok()) return found;
     inputs.emplace_back(edge->src(), edge->src_output());
   }
-  NodeBuilder builder = Builder(graph, kFusedSendOp, way, *members.front().node);
+  NodeBuilder builder = Builder(graph, kFusedSendOp, batch, *members.front().node);
   builder.Input(inputs);
-  Describe(way, members, &builder);
+  Describe(batch, members, &builder);
   Node* fused = nullptr;
   return builder.Finalize(graph, &fused);
 }
 
-absl::Status FuseReceives(Graph* graph, const Way& way, const std::vector<Member>& members) {
-  NodeBuilder builder = Builder(graph, kFusedReceiveOp, way, *members.front().node);
-  Describe(way, members, &builder);
+absl::Status FuseReceives(Graph* graph, const Batch& batch, const std::vector<Member>& members) {
+  NodeBuilder builder = Builder(graph, kFusedReceiveOp, batch, *members.front().node);
+  Describe(batch, members, &builder);
   Node *receive = nullptr, *unpack = nullptr;
   absl::Status status = builder.Finalize(graph, &receive);
   if (!status.ok()) return status;
   std::vector<DataType> types;
   for (const Member& member : members) types.push_back(member.type);
-  status = Builder(graph, kUnpackOp, way, *members.front().node)
+  status = Builder(graph, kUnpackOp, batch, *members.front().node)
                .Input(receive)
                .Attr("T", types)
                .Finalize(graph, &unpack);
@@ -248,20 +248,20 @@ std::vector<rdt_plan_fusion> FindOperations(
 }
 
 void FuseTransfers(Graph* graph) {
-  std::map<Way, std::vector<Member>> operations;
+  std::map<Batch, std::vector<Member>> operations;
   for (Node* node : graph->op_nodes()) {
-    Way way;
+    Batch batch;
     Member member;
-    if (Read(node, &way, &member)) operations[std::move(way)].push_back(std::move(member));
+    if (Read(node, &batch, &member)) operations[std::move(batch)].push_back(std::move(member));
   }
   bool changed = false;
-  for (auto& [way, members] : operations) {
+  for (auto& [batch, members] : operations) {
     if (members.size() < 2) continue;
     // In the planner's order, in which the members of a group are neighbours.
     std::sort(members.begin(), members.end(),
               [](const Member& a, const Member& b) { return a.edge < b.edge; });
     const absl::Status status =
-        way.sends ? FuseSends(graph, way, members) : FuseReceives(graph, way, members);
+        batch.sends ? FuseSends(graph, batch, members) : FuseReceives(graph, batch, members);
     if (!status.ok()) {
       rdt_log_line(
           RDT_LOG_DEBUG,
@@ -272,8 +272,8 @@ void FuseTransfers(Graph* graph) {
     for (const Member& member : members) graph->RemoveNode(member.node);
     rdt_log_line(
         RDT_LOG_DEBUG,
-        absl::StrCat("plan: one operation ", way.sends ? "sends " : "receives ", members.size(),
-                     " tensors from ", way.send_device, " to ", way.recv_device)
+        absl::StrCat("plan: one operation ", batch.sends ? "sends " : "receives ", members.size(),
+                     " tensors from ", batch.send_device, " to ", batch.recv_device)
             .c_str());
   }
   if (changed) tensorflow::FixupSourceAndSinkEdges(graph);

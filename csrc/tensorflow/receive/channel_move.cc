@@ -82,17 +82,17 @@ void ChannelMove::Advance() {
 
 void ChannelMove::Move() {
   // This comes first: once others find the channel, they announce names on it.
-  (void)to_->Notify(PackImmediate(MessageKind::kTaken, number_));
+  (void)to_->Notify(PackImmediate(MessageKind::kDrained, number_));
   if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
   std::set<std::string> moved;  // several sessions may name it alike
   for (const std::shared_ptr<ChannelSender>& sender : ReceiverEnd::Of(*from_)->LeaveFor(to_)) {
     if (sender->OnMoved(from_, to_)) moved.insert(sender->task());
   }
   for (const std::string& task : moved) CountMove(task);
-  if (!to_->Notify(PackImmediate(MessageKind::kLeft, number_)).ok()) OnDown(to_.get());
+  if (!to_->Notify(PackImmediate(MessageKind::kSwitched, number_)).ok()) OnDown(to_.get());
 }
 
-void ChannelMove::OnLeft() {
+void ChannelMove::OnSwitched() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ != State::kMoving) return;

@@ -36,7 +36,7 @@ class ChannelMove final : public Replacement, public std::enable_shared_from_thi
 
   void OnPaused(uint64_t number) override;
   void Advance() override;
-  void OnLeft() override;
+  void OnSwitched() override;
   void OnDown(const PeerChannel* channel) override;
 
  private:

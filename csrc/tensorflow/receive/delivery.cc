@@ -29,28 +29,28 @@ std::shared_ptr<Mailbox> Delivery::MailboxFor(int64_t step_id, const Mailbox* go
 }
 
 std::unique_ptr<const ExpectedChecksum> Delivery::Expect(const Checksum& checksum, Path path,
-                                                         Way way, uint64_t bytes) const {
+                                                         Via via, uint64_t bytes) const {
   if (!verifies_ || bytes == 0) return nullptr;
   if (!checksum.has_value()) {
     CountUnchecked(channel_->FirstName());
     return nullptr;
   }
   return std::make_unique<const ExpectedChecksum>(
-      ExpectedChecksum{*checksum, path, way, channel_->transport()});
+      ExpectedChecksum{*checksum, path, via, channel_->transport()});
 }
 
-Arrival Delivery::ArrivalOf(Path path, Way way, const Checksum& checksum,
+Arrival Delivery::ArrivalOf(Path path, Via via, const Checksum& checksum,
                             tensorflow::Tensor tensor) const {
   Arrival arrival;
   arrival.path = path;
-  arrival.expected = Expect(checksum, path, way, tensor.TotalBytes());
+  arrival.expected = Expect(checksum, path, via, tensor.TotalBytes());
   arrival.tensor = std::move(tensor);
   return arrival;
 }
 
-void Delivery::DeliverTensor(int64_t step_id, const KeyId& key, Path path, Way way,
+void Delivery::DeliverTensor(int64_t step_id, const KeyId& key, Path path, Via via,
                              const Checksum& checksum, tensorflow::Tensor tensor) {
-  Deliver(step_id, key, ArrivalOf(path, way, checksum, std::move(tensor)));
+  Deliver(step_id, key, ArrivalOf(path, via, checksum, std::move(tensor)));
 }
 
 void Delivery::DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>> arrivals) {
@@ -79,7 +79,7 @@ void Delivery::RefuseUnclaimed() {
 }
 
 void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
-  if (!arrival.is_referral) {
+  if (!arrival.use_rpc) {
     CountReceived(arrival.path, arrival.tensor.TotalBytes(), channel_->traffic());
   }
   // A step's number is used again when an eager context is closed and created anew. What remembered the
@@ -94,7 +94,7 @@ void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
   } while (delivered == Mailbox::Delivered::kGone);
   if (delivered == Mailbox::Delivered::kTooMuch) RefuseUnclaimed();
   if (delivered != Mailbox::Delivered::kTaken) return;
-  if (!arrival.is_referral) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
+  if (!arrival.use_rpc) waiter.EndWait(arrival.tensor.TotalBytes(), arrival.path);
   if (arrival.expected == nullptr || arrival.tensor.TotalBytes() <= kLongChecksum) {
     Complete(&waiter, arrival, step_id);
     return;
@@ -104,7 +104,7 @@ void Delivery::Deliver(int64_t step_id, const KeyId& key, Arrival arrival) {
 }
 
 void Delivery::Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id) {
-  if (arrival.is_referral) {
+  if (arrival.use_rpc) {
     RpcFallback* const rpc = waiter->rpc;
     rpc->ReceiveByRpc(std::move(*waiter));
     return;

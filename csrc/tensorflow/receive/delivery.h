@@ -28,15 +28,15 @@ class Delivery {
 
   // Delivers what arrived under `key`.
   void Deliver(int64_t step_id, const KeyId& key, Arrival arrival);
-  // Delivers what arrived at once, none of it long or a referral.
+  // Delivers what arrived at once, none of it long or to be fetched by RPC.
   void DeliverAll(int64_t step_id, std::vector<std::pair<KeyId, Arrival>> arrivals);
   // What DeliverTensor delivers.
-  Arrival ArrivalOf(Path path, Way way, const Checksum& checksum, tensorflow::Tensor tensor) const;
+  Arrival ArrivalOf(Path path, Via via, const Checksum& checksum, tensorflow::Tensor tensor) const;
   // Delivers a tensor with bytes, which came with `checksum`.
-  void DeliverTensor(int64_t step_id, const KeyId& key, Path path, Way way,
+  void DeliverTensor(int64_t step_id, const KeyId& key, Path path, Via via,
                      const Checksum& checksum, tensorflow::Tensor tensor);
 
-  // Gives `waiter` its tensor, or fetches it by RPC if the arrival is a referral. Fails the receive if the
+  // Gives `waiter` its tensor, or fetches it by RPC if the sender said so. Fails the receive if the
   // tensor is not what was sent.
   static void Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id);
 
@@ -44,7 +44,7 @@ class Delivery {
   // The peer sent what nobody wants, and too much of it.
   void RefuseUnclaimed();
   // Makes what the tensor is to be compared with; nullptr if it is not compared.
-  std::unique_ptr<const ExpectedChecksum> Expect(const Checksum& checksum, Path path, Way way,
+  std::unique_ptr<const ExpectedChecksum> Expect(const Checksum& checksum, Path path, Via via,
                                                  uint64_t bytes) const;
   // Finds the step's mailbox, which is not `gone`.
   std::shared_ptr<Mailbox> MailboxFor(int64_t step_id, const Mailbox* gone);

@@ -155,10 +155,10 @@ Taken Fetcher::Advance(std::unique_ptr<Fetch> fetch, const OpenRegion& region, b
   if (!Lies(from, region.size)) return Taken::kMalformed;
   if (tensorflow::TensorBuffer* borrowed = Borrow(from)) {
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
-    delivery_->DeliverTensor(fetch->step_id, KeyId::Of(fetch->key), fetch->path, Way::kInPlace,
+    delivery_->DeliverTensor(fetch->step_id, KeyId::Of(fetch->key), fetch->path, Via::kInPlace,
                              fetch->checksum,
                              Tensor(fetch->dtype, fetch->shape, std::move(buffer)));
-    CountFetch(FetchKind::kInPlace, from.size);
+    CountFetch(Via::kInPlace, from.size);
     return Taken::kDone;
   }
   const bool copies_long = channel_->can_map() && from.size > kLongCopy;
@@ -278,13 +278,13 @@ absl::Status Fetcher::ReadNow(const RemoteBytes& from, Tensor* target) {
 
 void Fetcher::Finish(const Fetch& fetch) {
   Release(fetch.from.lend_id);
-  CountFetch(FetchKind::kRead, fetch.from.size);
+  CountFetch(Via::kRead, fetch.from.size);
   if (fetch.read_since != 0) {
     RecordSpan(SpanName("rdmatensor::read", EdgeNameIn(fetch.key), channel_->FirstName(),
                         fetch.from.size, PathName(fetch.path)),
                WaitMoment() - fetch.read_since);
   }
-  delivery_->DeliverTensor(fetch.step_id, KeyId::Of(fetch.key), fetch.path, Way::kRead,
+  delivery_->DeliverTensor(fetch.step_id, KeyId::Of(fetch.key), fetch.path, Via::kRead,
                            fetch.checksum, fetch.target);
 }
 

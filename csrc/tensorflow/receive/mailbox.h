@@ -37,8 +37,8 @@ namespace rdmatensor {
 struct Arrival {
   tensorflow::Tensor tensor;
   bool is_dead = false;
-  bool is_referral = false;  // no tensor: fetch it by RecvTensor
-  Path path = Path::kRpc;    // by which it came
+  bool use_rpc = false;    // no tensor: fetch it by RecvTensor
+  Path path = Path::kRpc;  // by which it came
   std::unique_ptr<const ExpectedChecksum>
       expected;                  // to be verified before anybody gets the tensor; may be none
   UnclaimedBudget::Share share;  // held from the moment at which no receive waited for it

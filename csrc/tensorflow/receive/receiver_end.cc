@@ -41,8 +41,8 @@ bool ReceiverEnd::Handle(MessageKind kind, uint64_t value, const char* data, siz
       // An attempt may be over before its answer comes.
       if (const auto replacement = move()) replacement->OnPaused(value);
       return true;
-    case MessageKind::kLeft:
-      if (const auto replacement = move()) replacement->OnLeft();
+    case MessageKind::kSwitched:
+      if (const auto replacement = move()) replacement->OnSwitched();
       return true;
     default:
       return false;

@@ -35,7 +35,7 @@ class Replacement {
   // Something that came over the old channel may have been the last.
   virtual void Advance() = 0;
   // The sender has left the old channel. Progress thread.
-  virtual void OnLeft() = 0;
+  virtual void OnSwitched() = 0;
   // One of the channels ended. Progress thread.
   virtual void OnDown(const PeerChannel* channel) = 0;
 };

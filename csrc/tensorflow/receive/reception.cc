@@ -103,7 +103,7 @@ Taken Reception::Take(const TensorMessage& message, bool follows) {
   if (message.flags & TensorMessage::kInline) {
     Tensor copy = CopyOf(message.payload, message.bytes, dtype, shape);
     if (copy.IsInitialized()) {
-      delivery_.DeliverTensor(message.step_id, KeyId::Of(message.key), Path::kInline, Way::kInline,
+      delivery_.DeliverTensor(message.step_id, KeyId::Of(message.key), Path::kInline, Via::kMessage,
                               ChecksumOf(message), std::move(copy));
     } else {
       events_->OnStepFailed(message.step_id, NoMemoryFor(message.bytes));
@@ -113,8 +113,8 @@ Taken Reception::Take(const TensorMessage& message, bool follows) {
   const RemoteBytes from{message.region_key, message.offset, message.bytes, message.lend_id};
   if (tensorflow::TensorBuffer* borrowed = fetcher_.Borrow(from)) {
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
-    CountFetch(FetchKind::kInPlace, message.bytes);
-    delivery_.DeliverTensor(message.step_id, KeyId::Of(message.key), PathOf(message), Way::kInPlace,
+    CountFetch(Via::kInPlace, message.bytes);
+    delivery_.DeliverTensor(message.step_id, KeyId::Of(message.key), PathOf(message), Via::kInPlace,
                             ChecksumOf(message), Tensor(dtype, shape, std::move(buffer)));
     return Taken::kDone;
   }
@@ -137,7 +137,7 @@ absl::Status Reception::Get(const TensorMessage& message, bool may_borrow, Tenso
     channel_->RefuseMalformed();
     return absl::UnavailableError("rdmatensor: the peer described a tensor that cannot be");
   }
-  Way way = Way::kInline;
+  Via via = Via::kMessage;
   if (message.flags & TensorMessage::kInline) {
     *tensor = CopyOf(message.payload, message.bytes, dtype, shape);
     if (!tensor->IsInitialized()) return NoMemoryFor(message.bytes);
@@ -147,7 +147,7 @@ absl::Status Reception::Get(const TensorMessage& message, bool may_borrow, Tenso
     if (borrowed != nullptr) {
       tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(borrowed);
       *tensor = Tensor(dtype, shape, std::move(buffer));
-      way = Way::kInPlace;
+      via = Via::kInPlace;
     } else {
       *tensor = Tensor(Arena::Get()->allocator(), dtype, shape);
       if (!tensor->IsInitialized()) *tensor = Tensor(dtype, shape);
@@ -156,17 +156,17 @@ absl::Status Reception::Get(const TensorMessage& message, bool may_borrow, Tenso
         return NoMemoryFor(message.bytes);
       }
       if (absl::Status read = fetcher_.ReadNow(from, tensor); !read.ok()) return read;
-      way = Way::kRead;
+      via = Via::kRead;
     }
   }
   if (!settings_->checksum || !(message.flags & TensorMessage::kChecked)) return absl::OkStatus();
-  const ExpectedChecksum expected{message.checksum, PathOf(message), way, channel_->transport()};
+  const ExpectedChecksum expected{message.checksum, PathOf(message), via, channel_->transport()};
   return Verify(expected, *tensor, message.step_id, [&] { return std::string(message.key); });
 }
 
 void Reception::TakeReferral(const StepMessage& message) {
   Arrival arrival;
-  arrival.is_referral = true;
+  arrival.use_rpc = true;
   delivery_.Deliver(message.step_id, KeyId::Of(message.text), std::move(arrival));
 }
 

@@ -325,7 +325,7 @@ bool Slots::TakeGroup(const PlannedMessage& message) {
       tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> buffer(
           new Buffer(hold, edge.place.offset, edge.place.bytes));
       arrival = reception_->delivery().ArrivalOf(
-          PathOf(edge), Way::kFused, checked ? Checksum(message.checksums[i]) : std::nullopt,
+          PathOf(edge), Via::kGroupSlot, checked ? Checksum(message.checksums[i]) : std::nullopt,
           Tensor(edge.definition->dtype, edge.shape, std::move(buffer)));
     }
     arrivals.emplace_back(edge.definition->key, std::move(arrival));
@@ -350,7 +350,7 @@ bool Slots::TakeSingle(const PlannedMessage& message) {
     buffer.reset(
         reception_->Borrow({message.region_key, message.offset, message.bytes, message.lend_id}));
     if (buffer == nullptr) return TakeUnmapped(edge, message, shape);
-    CountFetch(FetchKind::kInPlace, bytes);
+    CountFetch(Via::kInPlace, bytes);
   } else if (message.flags & PlannedMessage::kInSlot) {
     if (edge.place.ring < 0 || bytes > edge.place.bytes) return false;
     std::shared_ptr<Hold> hold = Occupy(edge.place.ring, message.slot);
@@ -364,8 +364,8 @@ bool Slots::TakeSingle(const PlannedMessage& message) {
     DeliverArrival(edge, message, std::move(arrival));
     return true;
   }
-  const Way way = message.flags & PlannedMessage::kLent ? Way::kInPlace : Way::kPlaced;
-  DeliverBytes(edge, message, way, ChecksumOf(message),
+  const Via via = message.flags & PlannedMessage::kLent ? Via::kInPlace : Via::kSlot;
+  DeliverBytes(edge, message, via, ChecksumOf(message),
                Tensor(edge.definition->dtype, shape, std::move(buffer)));
   return true;
 }
@@ -397,11 +397,11 @@ void Slots::DeliverArrival(const PlacedEdge& edge, const PlannedMessage& message
                                  std::move(arrival));
 }
 
-void Slots::DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
+void Slots::DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Via via,
                          const Checksum& checksum, Tensor tensor) {
   reception_->delivery().DeliverTensor(message.step_id,
                                        edge.definition->key.At({message.frame_id, message.iter_id}),
-                                       PathOf(edge), way, checksum, std::move(tensor));
+                                       PathOf(edge), via, checksum, std::move(tensor));
 }
 
 void Slots::Withdraw() {

@@ -98,7 +98,7 @@ class Slots : public std::enable_shared_from_this<Slots> {
   bool TakeUnmapped(const PlacedEdge& edge, const PlannedMessage& message,
                     const tensorflow::TensorShape& shape);
   // Delivers a tensor with bytes, which came with `checksum`.
-  void DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Way way,
+  void DeliverBytes(const PlacedEdge& edge, const PlannedMessage& message, Via via,
                     const Checksum& checksum, tensorflow::Tensor tensor);
   // Delivers a tensor without bytes.
   void DeliverArrival(const PlacedEdge& edge, const PlannedMessage& message, Arrival arrival);

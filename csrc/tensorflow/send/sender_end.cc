@@ -35,11 +35,11 @@ bool SenderEnd::Handle(MessageKind kind, uint64_t value, const char* data, size_
     case MessageKind::kResume:
       Resume();
       return true;
-    case MessageKind::kTaken:
+    case MessageKind::kDrained:
       succeeds_.store(true);
       return true;
-    case MessageKind::kLeft:
-      OnLeft(value);
+    case MessageKind::kSwitched:
+      OnSwitched(value);
       return true;
     default:
       return false;
@@ -163,15 +163,15 @@ void SenderEnd::AddFormer(std::shared_ptr<PeerChannel> former) {
   former_.push_back(std::move(former));
 }
 
-void SenderEnd::OnLeft(uint64_t number) {
+void SenderEnd::OnSwitched(uint64_t number) {
   std::vector<std::shared_ptr<PeerChannel>> former;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     former.swap(former_);
   }
   // It is the last message of the old channel, so what was said there before is heard.
-  for (const auto& each : former) (void)each->Notify(PackImmediate(MessageKind::kLeft, number));
-  if (former.empty()) (void)channel_->Notify(PackImmediate(MessageKind::kLeft, number));
+  for (const auto& each : former) (void)each->Notify(PackImmediate(MessageKind::kSwitched, number));
+  if (former.empty()) (void)channel_->Notify(PackImmediate(MessageKind::kSwitched, number));
 }
 
 }  // namespace rdmatensor

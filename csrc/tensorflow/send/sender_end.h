@@ -57,7 +57,7 @@ class SenderEnd final : public ChannelEnd {
   void Pause(uint64_t number);
   void TellPaused();
   void Resume();
-  void OnLeft(uint64_t number);
+  void OnSwitched(uint64_t number);
 
   const ServerContext* const server_;
   PeerChannel* const channel_;

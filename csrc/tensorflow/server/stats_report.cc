@@ -26,12 +26,11 @@ namespace {
 constexpr const char* kPlanNames[kPlanEventCount] = {
     "busy",        "unfit",    "copied",  "fused",      "groups",       "mismatched",
     "over_budget", "promoted", "demoted", "operations", "in_operations"};
-constexpr const char* kFetchNames[kFetchKindCount] = {"in_place", "read"};
 
-std::string AsJson(const SentReceived& ways) {
-  return absl::StrCat("{\"sent_tensors\":", ways.sent.tensors, ",\"sent_bytes\":", ways.sent.bytes,
-                      ",\"received_tensors\":", ways.received.tensors,
-                      ",\"received_bytes\":", ways.received.bytes, "}");
+std::string AsJson(const SentReceived& both) {
+  return absl::StrCat("{\"sent_tensors\":", both.sent.tensors, ",\"sent_bytes\":", both.sent.bytes,
+                      ",\"received_tensors\":", both.received.tensors,
+                      ",\"received_bytes\":", both.received.bytes, "}");
 }
 
 std::string AsJson(const Totals& totals) {
@@ -105,11 +104,8 @@ std::string StatsAsJson() {
     absl::StrAppend(&out, i ? "," : "", Quoted(PathName(static_cast<Path>(i))), ":",
                     AsJson(counts.paths[i]));
   }
-  absl::StrAppend(&out, "},\"fetched\":{");
-  for (int i = 0; i < kFetchKindCount; ++i) {
-    absl::StrAppend(&out, i ? "," : "", Quoted(kFetchNames[i]), ":", AsJson(counts.fetched[i]));
-  }
-  absl::StrAppend(&out, "},\"plan\":{\"place_bytes\":", PlaceBytes());
+  absl::StrAppend(&out, "},\"fetched\":{\"in_place\":", AsJson(counts.in_place),
+                  ",\"read\":", AsJson(counts.read), "},\"plan\":{\"place_bytes\":", PlaceBytes());
   for (int i = 0; i < kPlanEventCount; ++i) {
     absl::StrAppend(&out, ",", Quoted(kPlanNames[i]), ":", counts.plan[i]);
   }
@@ -118,8 +114,8 @@ std::string StatsAsJson() {
                   ",\"slow_edges\":", SlowEdgesAsJson(), ",\"devices\":", DevicesAsJson(),
                   ",\"transports\":{");
   const char* separator = "";
-  for (const auto& [name, ways] : counts.transports) {
-    absl::StrAppend(&out, separator, Quoted(name), ":", AsJson(ways));
+  for (const auto& [name, both] : counts.transports) {
+    absl::StrAppend(&out, separator, Quoted(name), ":", AsJson(both));
     separator = ",";
   }
   absl::StrAppend(&out, "},\"servers\":[");

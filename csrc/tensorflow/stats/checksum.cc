@@ -15,7 +15,7 @@
 namespace rdmatensor {
 namespace {
 
-constexpr const char* kWayTexts[] = {
+constexpr const char* kViaTexts[] = {
     "inside its message", "written into its place", "written into its place, in a group",
     "used in the sender's memory", "read from the sender's memory"};
 // Eager operations send under ever new names, so the set of logged names is bounded.
@@ -72,7 +72,7 @@ absl::Status Verify(const ExpectedChecksum& expected, const tensorflow::Tensor& 
   const std::string edge = EdgeOf(key());
   const std::string text = absl::StrCat(
       edge, " arrived corrupted: ", tensor.TotalBytes(), " bytes, path ", PathName(expected.path),
-      " (", kWayTexts[static_cast<int>(expected.way)], ") over ", expected.transport, ", step ",
+      " (", kViaTexts[static_cast<int>(expected.via)], ") over ", expected.transport, ", step ",
       step_id,
       absl::StrFormat(", CRC32C %08x when sent and %08x when received. ", expected.checksum, found),
       "Run the step again; if it recurs, test the memory and the network card of both hosts, or "

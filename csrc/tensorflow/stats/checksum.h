@@ -25,14 +25,11 @@ namespace rdmatensor {
 // The checksum that came with a tensor. Tensors without bytes, or from a sender with CHECKSUM=off, have none.
 using Checksum = std::optional<uint32_t>;
 
-// How the bytes arrived, for error messages.
-enum class Way { kInline, kPlaced, kFused, kInPlace, kRead };
-
 // What a tensor that has arrived must match.
 struct ExpectedChecksum {
   uint32_t checksum = 0;
   Path path = Path::kDynamic;
-  Way way = Way::kInline;
+  Via via = Via::kMessage;
   std::string transport;
 };
 

@@ -62,7 +62,7 @@ struct Peer {
 struct Stats {
   Traffic::Counter sent[kPathCount];
   Traffic::Counter received[kPathCount];
-  Traffic::Counter fetched[kFetchKindCount];
+  Traffic::Counter in_place, read;
   std::atomic<uint64_t> plan[kPlanEventCount] = {};
   std::mutex mutex;
   std::vector<std::string> servers;
@@ -140,8 +140,8 @@ void CountReceived(Path path, uint64_t bytes, Traffic* traffic) {
   for (; traffic != nullptr; traffic = traffic->whole) traffic->received.Add(bytes);
 }
 
-void CountFetch(FetchKind kind, uint64_t bytes) {
-  GlobalStats().fetched[static_cast<int>(kind)].Add(bytes);
+void CountFetch(Via via, uint64_t bytes) {
+  (via == Via::kRead ? GlobalStats().read : GlobalStats().in_place).Add(bytes);
 }
 
 void CountPlan(PlanEvent event, uint64_t by) {
@@ -217,7 +217,8 @@ PathCounts ReadPathCounts() {
   for (int i = 0; i < kPathCount; ++i) {
     counts.paths[i] = {stats.sent[i].Read(), stats.received[i].Read()};
   }
-  for (int i = 0; i < kFetchKindCount; ++i) counts.fetched[i] = stats.fetched[i].Read();
+  counts.in_place = stats.in_place.Read();
+  counts.read = stats.read.Read();
   for (int i = 0; i < kPlanEventCount; ++i) counts.plan[i] = stats.plan[i].load();
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (const auto& [name, traffic] : stats.transports) counts.transports[name] = traffic->Read();
@@ -250,7 +251,8 @@ void ResetPathCounts() {
   Stats& stats = GlobalStats();
   for (Traffic::Counter& counter : stats.sent) counter.Reset();
   for (Traffic::Counter& counter : stats.received) counter.Reset();
-  for (Traffic::Counter& counter : stats.fetched) counter.Reset();
+  stats.in_place.Reset();
+  stats.read.Reset();
   for (auto& counter : stats.plan) counter.store(0, std::memory_order_relaxed);
   std::lock_guard<std::mutex> lock(stats.mutex);
   for (auto& [name, traffic] : stats.transports) traffic->Reset();

@@ -29,10 +29,11 @@ Traffic* TrafficOf(Direction direction, absl::string_view task, absl::string_vie
 // All functions may be called from any thread.
 void CountSent(Path path, uint64_t bytes, Traffic* traffic = nullptr);
 void CountReceived(Path path, uint64_t bytes, Traffic* traffic = nullptr);
-// How the bytes of a dynamic or bounced tensor were got.
-enum class FetchKind { kInPlace, kRead };
-inline constexpr int kFetchKindCount = 2;
-void CountFetch(FetchKind kind, uint64_t bytes);
+// How the receiver got the bytes of a tensor: inside the message, in a slot, in the slot of a group, in place, that is, in
+// the sender's memory, or by a read from there.
+enum class Via { kMessage, kSlot, kGroupSlot, kInPlace, kRead };
+// One tensor that lay in the sender's memory when it was announced. `via`: kInPlace or kRead.
+void CountFetch(Via via, uint64_t bytes);
 // One tensor that was offered to a peer by RPC instead of a push, for `reason`.
 void CountRpcReason(absl::string_view reason);
 
@@ -91,7 +92,7 @@ struct PeerCounts {
 };
 struct PathCounts {
   SentReceived paths[kPathCount];
-  Totals fetched[kFetchKindCount];
+  Totals in_place, read;  // of those that lay in the sender's memory
   uint64_t plan[kPlanEventCount] = {};
   std::map<std::string, SentReceived> transports;
   std::vector<std::string> servers;
