@@ -52,7 +52,8 @@ class Seldom {
   static constexpr std::chrono::minutes kPeriod{10};
   static constexpr size_t kMostCauses = 64;
   std::mutex mutex_;
-  std::map<std::string, Told> causes_;
+  // Never destroyed: something may be said while static destructors run.
+  std::map<std::string, Told>& causes_ = *new std::map<std::string, Told>;
 };
 
 }  // namespace rdmatensor

@@ -193,6 +193,8 @@ class ControlEagerClient final : public EagerClient {
     }
 
     bool Send(const std::shared_ptr<Calls>& calls, const StreamPosition& position) override {
+      // The answer may come before this returns, and end the last other use of the client.
+      const RefCountPtr<ControlEagerClient> held = tsl::core::GetNewRef(client_);
       CallBody body;
       const bool in_stream = method_ == Method::kStreamingEnqueue;
       if (in_stream) position.AppendTo(&body.bytes);
@@ -277,6 +279,7 @@ class ControlEagerClient final : public EagerClient {
   }
 
   void Stream(uint64_t id, std::unique_ptr<Outgoing> request) {
+    const RefCountPtr<ControlEagerClient> held = tsl::core::GetNewRef(this);  // as in Send
     std::unique_lock<std::mutex> lock(mutex_);
     Context& context = contexts_[id];
     if (!context.is_turning) {

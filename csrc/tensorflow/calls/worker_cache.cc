@@ -113,10 +113,11 @@ class ControlWorker final : public WorkerInterface {
   void RecvTensorAsync(CallOptions* options, const tensorflow::RecvTensorRequest* request,
                        tensorflow::TensorResponse* response, StatusCallback done) override {
     if (task_->settings().by_rpc) {
-      const std::shared_ptr<Calls> calls = task_->Ready();
+      const std::shared_ptr<RemoteTask> task = task_;  // this object may go with the answer
+      const std::shared_ptr<Calls> calls = task->Ready();
       const bool called = calls != nullptr &&
-                          CallRecvTensor(calls, task_->task(), options, *request, response, done);
-      CountCall(task_->task(), called ? ControlWay::kChannel : ControlWay::kGrpc);
+                          CallRecvTensor(calls, task->task(), options, *request, response, done);
+      CountCall(task->task(), called ? ControlWay::kChannel : ControlWay::kGrpc);
       if (called) return;
     }
     stock_->RecvTensorAsync(options, request, response, std::move(done));

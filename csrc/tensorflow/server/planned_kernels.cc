@@ -39,8 +39,8 @@ class PlannedSend : public tensorflow::SendOp {
     RdmaRendezvous* const rendezvous = RdmaRendezvous::Of(context, edge_->definition->source);
     if (rendezvous == nullptr) return false;
     const bool is_dead = context->is_input_dead();
-    static const tensorflow::Tensor none;
-    AcceptedOffer::Sent sent{edge_.get(), 0, is_dead ? &none : &context->input(0), is_dead};
+    static const auto* const none = new tensorflow::Tensor;
+    AcceptedOffer::Sent sent{edge_.get(), 0, is_dead ? none : &context->input(0), is_dead};
     rendezvous->SendPlanned(context->frame_iter(), absl::MakeSpan(&sent, 1));
     return sent.went;
   }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/backoff.h"
@@ -23,6 +24,7 @@
 #include "calls/run_graph.h"
 #include "calls/worker_cache.h"
 #include "channel/listen_address.h"
+#include "channel/message.h"
 #include "collective/collective_manager.h"
 #include "server/driver.h"
 #include "server/rendezvous.h"
@@ -30,9 +32,11 @@
 #include "server/worker.h"
 #include "service/tensor_service.h"
 #include "stats/path_stats.h"
+#include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_server_lib.h"
 #include "tensorflow/core/distributed_runtime/rpc/rpc_rendezvous_mgr.h"
 #include "tensorflow/core/distributed_runtime/server_lib.h"
+#include "tensorflow/core/framework/device_attributes.pb.h"
 #include "tensorflow/core/protobuf/tensorflow_server.pb.h"
 
 namespace rdmatensor {
@@ -148,6 +152,9 @@ class RdmaServer : public tensorflow::GrpcServer {
     }
     options.worker_func = [this](tensorflow::WorkerEnv* env,
                                  const tensorflow::ConfigProto& config) {
+      for (const tensorflow::Device* device : env->device_mgr->ListDevices()) {
+        incarnations_.push_back(device->attributes().incarnation());
+      }
       return NewRdmaWorker(env, config, service_, OwnQuestions());
     };
     const absl::Status status = GrpcServer::Init(options);
@@ -258,9 +265,9 @@ class RdmaServer : public tensorflow::GrpcServer {
     const absl::Status made =
         WorkerCacheFactory(tensorflow::WorkerCacheFactoryOptions(cluster), &workers);
     if (!made.ok()) return made;
-    return OpenChannels(
-        service_, session, std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
-        OtherTasks(cluster, service_->task()), AnswerOf(service_, *worker_env()), patience);
+    return OpenChannels(service_, session,
+                        std::shared_ptr<tensorflow::WorkerCacheInterface>(workers),
+                        OtherTasks(cluster, service_->task()), Self(), patience);
   }
 
   // What may block runs where TensorFlow runs what came by gRPC.
@@ -270,13 +277,31 @@ class RdmaServer : public tensorflow::GrpcServer {
     };
   }
 
-  Questions OwnQuestions() {
-    if (service_ == nullptr) return {};
-    return {{kStreamKey, [this](const std::string& question, TaskAnswered answer) {
-               eager_->EndStream(question, std::move(answer));
-             }}};
+  // Where this task's device is, if it has one.
+  AddressAnswer Self() const {
+    AddressAnswer self;
+    self.incarnations = incarnations_;
+    if (service_ == nullptr) return self;
+    self.address = service_->address();
+    self.region_keys = service_->server().exports->Keys();
+    self.device_name = rdt_device_name(service_->device());
+    return self;
   }
 
+  Questions OwnQuestions() {
+    Questions all;
+    all[kAddressKey] = [this](const std::string&, const TaskAnswered& answer) {
+      answer(Encode(Self()));
+    };
+    if (service_ == nullptr) return all;
+    all[kStreamKey] = [this](const std::string& question, TaskAnswered answer) {
+      eager_->EndStream(question, std::move(answer));
+    };
+    return all;
+  }
+
+  // Of TensorFlow's devices. A client's devices end with its eager context, but its server answers for ever.
+  std::vector<uint64_t> incarnations_;
   std::optional<EagerService> eager_;  // before the server serves anything
   CallTable calls_;
   std::mutex driven_mutex_;

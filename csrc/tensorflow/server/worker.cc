@@ -5,9 +5,7 @@
 #include "collective/ballots.h"
 #include "collective/collective_stats.h"
 #include "service/plan_json.h"
-#include "tensorflow/core/common_runtime/device_mgr.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
-#include "tensorflow/core/framework/device_attributes.pb.h"
 
 namespace rdmatensor {
 namespace {
@@ -19,9 +17,6 @@ class RdmaWorker : public tensorflow::GrpcWorker {
       : GrpcWorker(env, config),
         questions_(std::move(questions)),
         ballots_(service != nullptr ? Ballots::TimeoutMs(service->settings()) : 0) {
-    questions_[kAddressKey] = [service, env](const std::string&, const TaskAnswered& answer) {
-      answer(Encode(AnswerOf(service, *env)));
-    };
     if (service == nullptr) return;
     questions_[kPlanKey] = [service](const std::string&, const TaskAnswered& answer) {
       answer(PlanAsJson(service->server()));
@@ -68,19 +63,6 @@ class RdmaWorker : public tensorflow::GrpcWorker {
 };
 
 }  // namespace
-
-AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv& env) {
-  AddressAnswer answer;
-  if (service != nullptr) {
-    answer.address = service->address();
-    answer.region_keys = service->server().exports->Keys();
-    answer.device_name = rdt_device_name(service->device());
-  }
-  for (const tensorflow::Device* device : env.device_mgr->ListDevices()) {
-    answer.incarnations.push_back(device->attributes().incarnation());
-  }
-  return answer;
-}
 
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,

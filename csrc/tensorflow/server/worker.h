@@ -9,22 +9,17 @@
 #include <memory>
 #include <string>
 
-#include "channel/message.h"
 #include "channel/task_call.h"
 #include "service/tensor_service.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 
 namespace rdmatensor {
 
-// Where this task's device is. If `service` is nullptr, there is none.
-AddressAnswer AnswerOf(const TensorService* service, const tensorflow::WorkerEnv& env);
-
 // Answers the questions of other tasks (channel/task_call.h), by their keys. Any thread may call it.
 using Questions =
     std::map<std::string, std::function<void(const std::string& question, TaskAnswered answer)>>;
 
-// Makes the stock worker, which also answers questions: `more`, and where the device is, how this task votes and what
-// its plan is.
+// Makes the stock worker, which also answers questions: `more`, how this task votes, and what its plan is.
 std::unique_ptr<tensorflow::GrpcWorker> NewRdmaWorker(tensorflow::WorkerEnv* env,
                                                       const tensorflow::ConfigProto& config,
                                                       TensorService* service, Questions more);
