@@ -12,14 +12,15 @@ namespace {
 
 // A message buffer that is used again by the thread's next message, unless the core still reads it.
 struct MessageBuffer {
-  MessageBuffer() = default;
-  MessageBuffer(const MessageBuffer&) = delete;
-  MessageBuffer& operator=(const MessageBuffer&) = delete;
-  ~MessageBuffer() { std::free(data); }
   char* data = nullptr;
   size_t capacity = 0;
 };
 thread_local MessageBuffer message_buffer;
+
+// Frees the buffer as the thread ends. What ends later there may send messages still.
+struct BufferEnd {
+  ~BufferEnd() { std::free(std::exchange(message_buffer, {}).data); }
+};
 constexpr size_t kSmallestBuffer = 4096;
 
 void FreeMessage(void* message, rdt_status /*status*/) { std::free(message); }
@@ -73,6 +74,7 @@ std::string Channel::FirstName() {
 char* Channel::Prepare(size_t size) {
   MessageBuffer& buffer = message_buffer;
   if (buffer.capacity < size) {
+    static thread_local BufferEnd end;
     std::free(buffer.data);
     buffer.capacity = size < kSmallestBuffer ? kSmallestBuffer : size;
     buffer.data = static_cast<char*>(std::malloc(buffer.capacity));
