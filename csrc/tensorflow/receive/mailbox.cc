@@ -45,8 +45,8 @@ bool Mailbox::TakeWaiterLocked(const KeyId& key, Waiter* waiter) {
   return true;
 }
 
-Mailbox::Received Mailbox::Receive(const KeyId& key, Waiter* waiter, Arrival* arrival,
-                                   absl::Status* status) {
+Mailbox::Received Mailbox::Receive(Waiter* waiter, Arrival* arrival, absl::Status* status) {
+  const KeyId key = waiter->Id();
   tensorflow::CancellationManager* manager = waiter->args.cancellation_manager;
   std::lock_guard<std::mutex> lock(mutex_);
   if (!aborted_.ok()) {

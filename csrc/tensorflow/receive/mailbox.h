@@ -87,7 +87,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
   // kArrived: `arrival` is what was there. kWaiting: `waiter` was stored; it and everything it keeps
   // alive may already be gone. kFailed: `status` says why, `waiter` was not touched.
-  Received Receive(const KeyId& key, Waiter* waiter, Arrival* arrival, absl::Status* status);
+  Received Receive(Waiter* waiter, Arrival* arrival, absl::Status* status);
   // The same for several waiters under one lock. `met` gets those whose arrival was there, and kFailed leaves in
   // `waiters` those that failed.
   struct Met {

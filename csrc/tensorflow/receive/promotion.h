@@ -16,19 +16,21 @@
 #include "graph/planned_edge.h"
 #include "receive/in_plan.h"
 #include "receive/offered_places.h"
+#include "receive/receive_events.h"
 #include "receive/slots.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
 namespace rdmatensor {
 
 // Thread-safe. Lives as long as the process.
-class Promotion {
+class Promotion final : public DynamicObserver {
  public:
   // Watches the sizes of an edge's tensors.
   void Watch(const std::shared_ptr<InPlan>& plan, std::shared_ptr<const EdgeDefinition> definition);
-  // A tensor of this key came by the dynamic path. Its edge may be promoted or demoted.
+  // The tensor's edge may be promoted or demoted.
   void Observe(const ServerContext& server, absl::string_view key,
-               const tensorflow::TensorShape& shape, const std::shared_ptr<OfferedPlaces>& places);
+               const tensorflow::TensorShape& shape,
+               const std::shared_ptr<OfferedPlaces>& places) override;
   // Forgets graphs that are gone.
   void Sweep();
 

@@ -13,7 +13,7 @@ namespace rdmatensor {
 ReceiverEnd::ReceiverEnd(const ServerContext* server, MailboxTable* mailboxes, PeerChannel* channel)
     : server_(server),
       channel_(channel),
-      reception_(&server->settings, mailboxes, channel, this),
+      reception_(server, mailboxes, channel, &places_, &InPlans::Get()->promotion(), this),
       places_(server, channel, &reception_) {}
 
 bool ReceiverEnd::Handle(MessageKind kind, uint64_t value, const char* data, size_t size) {
@@ -172,10 +172,6 @@ std::vector<std::shared_ptr<ChannelSender>> ReceiverEnd::LeaveFor(
 std::shared_ptr<PeerChannel> ReceiverEnd::successor() {
   std::lock_guard<std::mutex> lock(mutex_);
   return successor_;
-}
-
-void ReceiverEnd::OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) {
-  InPlans::Get()->promotion().Observe(*server_, key, shape, SharedPlaces());
 }
 
 void ReceiverEnd::OnStepFailed(int64_t step_id, const absl::Status& status) {

@@ -82,7 +82,6 @@ class ReceiverEnd final : public ChannelEnd, private ReceiveEvents {
   bool HandleSource(const char* data, size_t size);
   // Something that came over the channel may have been the last for which its replacement waits.
   void AdvanceMove();
-  void OnDynamicTensor(absl::string_view key, const tensorflow::TensorShape& shape) override;
   void OnStepFailed(int64_t step_id, const absl::Status& status) override;
   void OnFetched() override { AdvanceMove(); }
   void OnUnreachable(const std::string& why) override;

@@ -48,13 +48,15 @@ Tensor CopyOf(const char* data, uint64_t bytes, tensorflow::DataType dtype,
 
 }  // namespace
 
-Reception::Reception(const Settings* settings, MailboxTable* mailboxes, Channel* channel,
-                     ReceiveEvents* events)
-    : settings_(settings),
+Reception::Reception(const ServerContext* server, MailboxTable* mailboxes, Channel* channel,
+                     OfferedPlaces* places, DynamicObserver* observer, ReceiveEvents* events)
+    : server_(server),
       channel_(channel),
+      places_(places),
+      observer_(observer),
       events_(events),
-      delivery_(mailboxes, settings->checksum, channel),
-      fetcher_(settings, channel, &delivery_, events,
+      delivery_(mailboxes, server->settings.checksum, channel),
+      fetcher_(&server->settings, channel, &delivery_, events,
                [this](int64_t step_id, const std::string& key) { Continue(step_id, key); }) {}
 
 bool Reception::HandleTensor(const char* data, size_t size) {
@@ -99,7 +101,7 @@ Taken Reception::Take(const TensorMessage& message, bool follows) {
   tensorflow::DataType dtype;
   tensorflow::TensorShape shape;
   if (!DescribesTensor(message, &dtype, &shape)) return Taken::kMalformed;
-  events_->OnDynamicTensor(message.key, shape);
+  observer_->Observe(*server_, message.key, shape, {channel_->shared_from_this(), places_});
   if (message.flags & TensorMessage::kInline) {
     Tensor copy = CopyOf(message.payload, message.bytes, dtype, shape);
     if (copy.IsInitialized()) {
@@ -159,7 +161,8 @@ absl::Status Reception::Get(const TensorMessage& message, bool may_borrow, Tenso
       via = Via::kRead;
     }
   }
-  if (!settings_->checksum || !(message.flags & TensorMessage::kChecked)) return absl::OkStatus();
+  if (!server_->settings.checksum || !(message.flags & TensorMessage::kChecked))
+    return absl::OkStatus();
   const ExpectedChecksum expected{message.checksum, PathOf(message), via, channel_->transport()};
   return Verify(expected, *tensor, message.step_id, [&] { return std::string(message.key); });
 }

@@ -11,9 +11,9 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "base/settings.h"
 #include "channel/channel.h"
 #include "channel/message.h"
+#include "channel/server_context.h"
 #include "receive/delivery.h"
 #include "receive/fetcher.h"
 #include "receive/key_order.h"
@@ -24,8 +24,9 @@ namespace rdmatensor {
 // Thread-safe. One for each channel, which outlives it.
 class Reception {
  public:
-  Reception(const Settings* settings, MailboxTable* mailboxes, Channel* channel,
-            ReceiveEvents* events);
+  // `places` and `events` belong to the channel, too.
+  Reception(const ServerContext* server, MailboxTable* mailboxes, Channel* channel,
+            OfferedPlaces* places, DynamicObserver* observer, ReceiveEvents* events);
 
   // A message from the peer. False: it broke the protocol. Progress thread.
   bool HandleTensor(const char* data, size_t size);
@@ -56,8 +57,10 @@ class Reception {
   // The tensor under way was delivered: goes on with what waited for it.
   void Continue(int64_t step_id, const std::string& key);
 
-  const Settings* const settings_;
+  const ServerContext* const server_;
   Channel* const channel_;
+  OfferedPlaces* const places_;
+  DynamicObserver* const observer_;
   ReceiveEvents* const events_;
   KeyOrder order_;
   Delivery delivery_;

@@ -55,7 +55,15 @@ Sender::Sender(const ServerContext* server, MailboxTable* mailboxes, OpenedChann
       waits_(WaitsOf(task(), receiver(), "")),
       backoff_(Backoff::Milliseconds(server->settings.failback_ms)) {}
 
-Sender::Decision Sender::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
+Sender::Decision Sender::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter,
+                                absl::Status* failed) {
+  const Decision decision = DecideByPeer(incarnation, step_id, waiter);
+  if (decision != Decision::kWait && decision != Decision::kConnect) return decision;
+  *failed = StatusOf(step_id, waiter);
+  return failed->ok() ? decision : Decision::kFailed;
+}
+
+Sender::Decision Sender::DecideByPeer(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (IsBehindChannelLocked(incarnation)) {
     ImproveLocked();
@@ -114,9 +122,10 @@ std::shared_ptr<PeerChannel> Sender::ReadyChannel() {
   return channel_;
 }
 
-absl::Status Sender::StatusOf(int64_t step_id, const KeyId& key) const {
+absl::Status Sender::StatusOf(int64_t step_id, const Waiter& waiter) const {
+  if (!failures_.Any()) return absl::OkStatus();
   absl::Status status = failures_.OfStep(step_id);
-  return status.ok() && failures_.LacksTensor(step_id, key) ? LostStatus(task()) : status;
+  return status.ok() && failures_.LacksTensor(step_id, waiter.Id()) ? LostStatus(task()) : status;
 }
 
 bool Sender::IsBehindChannelLocked(uint64_t incarnation) const {
@@ -143,7 +152,7 @@ void Sender::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   std::vector<std::pair<std::shared_ptr<tensorflow::WorkerCacheInterface>, uint64_t>> reconnect;
   auto by_rpc = mailbox->Extract([&](const Waiter& waiter) {
     if (waiter.sender.get() != this) return false;
-    const Decision decision = Decide(waiter.source_incarnation, step_id, waiter);
+    const Decision decision = DecideByPeer(waiter.source_incarnation, step_id, waiter);
     if (decision == Decision::kConnect) {
       reconnect.emplace_back(waiter.rpc->workers(), waiter.source_incarnation);
     }

@@ -60,14 +60,17 @@ class Sender final : public ChannelSender, public std::enable_shared_from_this<S
   // ready, and for incarnations that are known to be gone, which the RPC answers with the error that
   // TensorFlow users know. Each request is noted until it has ended. Requests that are under way when a channel
   // becomes ready are announced on it, and their tensors are not pushed.
-  enum class Decision { kWait, kConnect, kRpc, kRpcAndRetry };
-  Decision Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
+  //
+  // kFailed: *failed says why the tensor will not come.
+  enum class Decision { kWait, kConnect, kRpc, kRpcAndRetry, kFailed };
+  Decision Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter,
+                  absl::Status* failed);
   // True if every receive from the device with `incarnation` waits in the mailbox at present.
   bool IsReady(uint64_t incarnation);
   // Fetches the tensor by RecvTensor, as Decide decided.
   void ReceiveByRpc(int64_t step_id, RpcFallback* rpc, Waiter waiter);
-  // Fails if the peer said that nothing more will come for this step, or of this key.
-  absl::Status StatusOf(int64_t step_id, const KeyId& key) const;
+  // Fails if the peer said that nothing more will come for this step, or of the waiter's key.
+  absl::Status StatusOf(int64_t step_id, const Waiter& waiter) const;
 
   // Asks the peer for its address, and connects if it is not the process that the channel leads to,
   // unless that is being done. Returns at once; never fails.
@@ -88,6 +91,8 @@ class Sender final : public ChannelSender, public std::enable_shared_from_this<S
   void Leave();
 
  private:
+  // Decides by the state of the peer alone.
+  Decision DecideByPeer(uint64_t incarnation, int64_t step_id, const Waiter& waiter);
   void OnFound(const Whereabouts& found, uint64_t incarnation);
   void Connect(const AddressAnswer& answer, uint64_t incarnation);
   // A request by RPC has ended.

@@ -165,10 +165,7 @@ void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Ar
   if (waiters.size() > 1 && sender->IsReady(first.source_incarnation)) {
     ReceiveAll(std::move(waiters), sender, epoch);
   } else {
-    for (Waiter& waiter : waiters) {
-      const KeyId key = waiter.Id();
-      Receive(key, std::move(waiter), sender);
-    }
+    for (Waiter& waiter : waiters) Receive(std::move(waiter), sender);
   }
   Unref();
 }
@@ -178,7 +175,7 @@ void RdmaRendezvous::ReceiveAll(std::vector<Waiter> waiters, const std::shared_p
   std::vector<Waiter> waiting;
   waiting.reserve(waiters.size());
   for (Waiter& waiter : waiters) {
-    const absl::Status lost = sender->StatusOf(step_id_, waiter.Id());
+    const absl::Status lost = sender->StatusOf(step_id_, waiter);
     if (!lost.ok()) {
       waiter.Fail(lost);
       continue;
@@ -207,25 +204,24 @@ void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
       service_->peers().SenderOf({session_name(), TaskOf(key.dst_device), TaskOf(key.src_device)});
   waiter.waits = sender->waits();
   waiter.source_incarnation = key.src_incarnation;
-  Receive(KeyId::Of(key.FullKey()), std::move(waiter), sender);
+  Receive(std::move(waiter), sender);
 }
 
-void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
-                             const std::shared_ptr<Sender>& sender) {
+void RdmaRendezvous::Receive(Waiter waiter, const std::shared_ptr<Sender>& sender) {
   // `this` may be gone as soon as the waiter is in the mailbox.
   waiter.sender = sender;
   const std::shared_ptr<Mailbox> mailbox = mailbox_;
   const uint64_t incarnation = waiter.source_incarnation;
   const uint64_t epoch = sender->epoch();
-  const auto decision = sender->Decide(incarnation, step_id_, waiter);
+  absl::Status status;
+  const auto decision = sender->Decide(incarnation, step_id_, waiter, &status);
   if (decision == Sender::Decision::kRpcAndRetry) sender->EnsureConnecting(workers(), incarnation);
   if (decision == Sender::Decision::kRpc || decision == Sender::Decision::kRpcAndRetry) {
     sender->ReceiveByRpc(step_id_, this, std::move(waiter));
     return;
   }
-  const absl::Status failed = sender->StatusOf(step_id_, key);
-  if (!failed.ok()) {
-    waiter.Fail(failed);
+  if (decision == Sender::Decision::kFailed) {
+    waiter.Fail(status);
     return;
   }
   std::shared_ptr<tensorflow::WorkerCacheInterface> connections;
@@ -233,8 +229,7 @@ void RdmaRendezvous::Receive(const KeyId& key, Waiter waiter,
 
   waiter.rpc = this;
   Arrival arrival;
-  absl::Status status;
-  switch (mailbox->Receive(key, &waiter, &arrival, &status)) {
+  switch (mailbox->Receive(&waiter, &arrival, &status)) {
     case Mailbox::Received::kArrived:
       Delivery::Complete(&waiter, arrival, step_id_);
       return;

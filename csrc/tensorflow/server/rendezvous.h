@@ -77,7 +77,7 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
 
  private:
   ~RdmaRendezvous() override;
-  void Receive(const KeyId& key, Waiter waiter, const std::shared_ptr<Sender>& sender);
+  void Receive(Waiter waiter, const std::shared_ptr<Sender>& sender);
   // Receives tensors of one sender that were all to be pushed at `epoch`.
   void ReceiveAll(std::vector<Waiter> waiters, const std::shared_ptr<Sender>& sender,
                   uint64_t epoch);
