@@ -6,12 +6,14 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/spans.h"
 #include "channel/message.h"
 #include "channel/notices.h"
 #include "channel/task_call.h"
 #include "send/push.h"
+#include "send/sender_end.h"
 #include "stats/path_stats.h"
 #include "xla/tsl/platform/env.h"
 #include "xla/tsl/platform/status.h"
@@ -19,10 +21,15 @@
 namespace rdmatensor {
 namespace {
 
-constexpr std::chrono::seconds kSweepPeriod{10};
+// The receiver's server is stock, or it has no channel; the peer's line in the statistics says which.
+constexpr char kReasonFetched[] = "fetched by the receiver";
 
-// Limits the sessions of a name. Sessions that are over are forgotten long before.
-constexpr size_t kMaxSessions = 1024;
+// Eager operations copy tensors under numbers such as 6855027017910325044_1; edges of graphs have names.
+bool IsEagerCopy(const tensorflow::Rendezvous::ParsedKey& key) {
+  return !key.edge_name.empty() &&
+         std::all_of(key.edge_name.begin(), key.edge_name.end(),
+                     [](char c) { return c == '_' || absl::ascii_isdigit(c); });
+}
 
 absl::Status LostStatus(absl::string_view task) {
   return absl::UnavailableError(
@@ -34,7 +41,7 @@ absl::Status LostStatus(absl::string_view task) {
 Receiver::Channels Receiver::ReadyChannels() {
   Channels channels;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : states_) {
+  for (const auto& entry : states_.all()) {
     const std::shared_ptr<PeerChannel>& channel = entry.second.channel;
     if (channel != nullptr &&
         std::find(channels.begin(), channels.end(), channel) == channels.end()) {
@@ -44,44 +51,94 @@ Receiver::Channels Receiver::ReadyChannels() {
   return channels;
 }
 
-bool Receiver::MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
-                       const Channel* channel) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto state = states_.find(name);
-  if (state == states_.end() || state->second.channel.get() != channel ||
-      SenderEnd::Of(*state->second.channel)->paused() || !state->second.IsVerified(session)) {
-    return false;
-  }
-  if (!steps_.empty()) {
-    auto step = steps_.find(step_id);
-    if (step != steps_.end() && (!step->second.pulled.empty() || !step->second.held.empty())) {
-      return false;
-    }
-  }
-  state->second.Record(step_id, "", false);
-  return true;
-}
-
 Receiver::Receiver(const ServerContext* server, const Sessions* sessions,
                    const FailedHere* failed_here, std::string task)
     : ChannelReceiver(std::move(task)),
       server_(server),
       sessions_(sessions),
       failed_here_(failed_here),
-      ttl_(server->settings.step_ttl_s) {}
+      states_(std::chrono::seconds(server->settings.step_ttl_s)) {}
+
+void Receiver::CountFetched(uint64_t bytes, const char* reason) {
+  CountSent(Path::kRpc, bytes, TrafficOf(Direction::kSend, task(), kRpcTransport));
+  CountRpcReason(reason != nullptr ? reason : kReasonFetched);
+}
+
+absl::Status Receiver::Send(tensorflow::WorkerSession* session, RpcFallback* rpc, int64_t step_id,
+                            const tensorflow::Rendezvous::ParsedKey& key,
+                            const tensorflow::Rendezvous::Args& args,
+                            const tensorflow::Tensor& tensor, bool is_dead) {
+  const std::string& name = rpc->session_name();
+  const bool is_copy = IsEagerCopy(key);
+  Decision decision = Decision::kKeep;
+  std::shared_ptr<PeerChannel> channel;
+  bool must_verify = false, local = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    SendStep* const step = states_.FindStep(step_id);
+    if (step != nullptr && step->TakePull(key.FullKey())) {
+      decision = Decision::kPull;
+    } else {
+      const bool held = step != nullptr && step->held.contains(key.FullKey());
+      SendState& state = states_.all()[name];
+      const bool verified = state.IsVerified(session);
+      if (state.channel != nullptr && verified && !held &&
+          SenderEnd::Of(*state.channel)->BeginPush()) {
+        state.Record(step_id, key.FullKey(), is_copy);
+        channel = state.channel;
+        decision = Decision::kPush;
+      } else {
+        must_verify = !verified && !std::exchange(state.verifying, true);
+      }
+    }
+    if (decision == Decision::kKeep) {
+      PendingSend pending;
+      pending.is_copy = is_copy;
+      pending.key = key;
+      pending.rpc = HoldRpc(rpc);
+      pending.step_id = step_id;
+      pending.refer_reason = is_dead ? nullptr : WhyNotPushable(key, tensor);
+      pending.bytes = tensor.TotalBytes();
+      local = pending.refer_reason != nullptr;
+      if (!local) {
+        pending.attributes = args.alloc_attrs;
+        pending.tensor = tensor;
+        pending.is_dead = is_dead;
+      }
+      SendStep& kept_in = states_.Step(step_id);
+      kept_in.session = name;
+      kept_in.pending[key.FullKey()].push_back(std::move(pending));
+    }
+  }
+  if (must_verify) FindOwner(name, rpc->workers());
+  if (decision == Decision::kPush) {
+    Push(channel, rpc, step_id, key, args, tensor, is_dead);
+    SenderEnd::Of(*channel)->EndPush();
+  } else if (decision == Decision::kPull) {
+    CountFetched(tensor.TotalBytes(), is_dead ? nullptr : WhyNotPushable(key, tensor));
+    local = true;
+  }
+  return local ? rpc->SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
+}
+
+bool Receiver::MayPush(tensorflow::WorkerSession* session, const std::string& name, int64_t step_id,
+                       const Channel* channel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SendState* const state = states_.Find(name);
+  if (state == nullptr || state->channel.get() != channel ||
+      SenderEnd::Of(*state->channel)->paused() || !state->IsVerified(session)) {
+    return false;
+  }
+  const SendStep* const step = states_.FindStep(step_id);
+  if (step != nullptr && (!step->pulled.empty() || !step->held.empty())) return false;
+  state->Record(step_id, "", false);
+  return true;
+}
 
 void Receiver::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc, int64_t step_id,
                     const tensorflow::Rendezvous::ParsedKey& key,
                     const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
                     bool is_dead) {
-  PushNow(channel, rpc, step_id, key, args, tensor, is_dead);
-  SenderEnd::Of(*channel)->EndPush();
-}
-
-void Receiver::PushNow(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rpc,
-                       int64_t step_id, const tensorflow::Rendezvous::ParsedKey& key,
-                       const tensorflow::Rendezvous::Args& args, const tensorflow::Tensor& tensor,
-                       bool is_dead) {
   if (is_dead) {
     PushDead(channel.get(), step_id, key.FullKey());
     return;
@@ -105,9 +162,9 @@ void Receiver::Refer(PeerChannel* channel, RpcFallback* rpc, int64_t step_id, ab
                      const char* reason) {
   CountRpcReason(reason);
   {
-    // Decide must not take the request that follows for a new one.
+    // Send must not take the request that follows for a new one.
     std::lock_guard<std::mutex> lock(mutex_);
-    ++StepLocked(step_id).referred[key];
+    ++states_.Step(step_id).referred[key];
   }
   // If the channel is down the receiver's waiters fail with it.
   const absl::Status sent = TellOfKey(channel, MessageKind::kUseRpc, step_id, key);
@@ -119,31 +176,10 @@ void Receiver::OnRpcDone(PeerChannel* channel, int64_t step_id, absl::string_vie
   const bool begins = SenderEnd::Of(*channel)->BeginPush();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    UnholdLocked(channel, step_id, key, begins ? &pending : nullptr);
+    states_.Unhold(channel, step_id, key, begins ? &pending : nullptr);
   }
   if (begins && pending.empty()) SenderEnd::Of(*channel)->EndPush();
   PushSoon(std::move(pending), channel->Shared());
-}
-
-void Receiver::TakePendingLocked(int64_t step_id, SendStep* step, const std::string& key,
-                                 SendState* state, std::vector<PendingSend>* pending) {
-  auto found = step->pending.find(key);
-  if (found == step->pending.end()) return;
-  state->Record(step_id, key, found->second.front().is_copy);
-  ++step->held[key];
-  for (PendingSend& send : found->second) pending->push_back(std::move(send));
-  step->pending.erase(found);
-}
-
-void Receiver::UnholdLocked(const Channel* channel, int64_t step_id, absl::string_view key,
-                            std::vector<PendingSend>* pending) {
-  auto step = steps_.find(step_id);
-  if (step == steps_.end()) return;
-  auto state = states_.find(step->second.session);
-  if (state == states_.end() || state->second.channel.get() != channel) return;
-  if (!SendStep::Take(&step->second.held, key) || step->second.held.contains(key)) return;
-  if (pending == nullptr) return;
-  TakePendingLocked(step_id, &step->second, std::string(key), &state->second, pending);
 }
 
 void Receiver::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<PeerChannel> channel) {
@@ -160,8 +196,8 @@ void Receiver::PushSoon(std::vector<PendingSend> pending, std::shared_ptr<PeerCh
       pending.clear();
       std::lock_guard<std::mutex> lock(self->mutex_);
       for (const auto& [step_id, key] : pushed) {
-        self->UnholdLocked(channel.get(), step_id, key,
-                           SenderEnd::Of(*channel)->paused() ? nullptr : &pending);
+        self->states_.Unhold(channel.get(), step_id, key,
+                             SenderEnd::Of(*channel)->paused() ? nullptr : &pending);
       }
     }
     SenderEnd::Of(*channel)->EndPush();
@@ -177,7 +213,7 @@ void Receiver::PushPending(const std::vector<PendingSend>& pending,
     } else {
       tensorflow::Rendezvous::Args args;
       args.alloc_attrs = send.attributes;
-      PushNow(channel, send.rpc.get(), send.step_id, send.key, args, send.tensor, send.is_dead);
+      Push(channel, send.rpc.get(), send.step_id, send.key, args, send.tensor, send.is_dead);
     }
   }
 }
@@ -188,125 +224,70 @@ void Receiver::DropStep(int64_t step_id) {
     SenderEnd::Of(*channel)->offers().DropStep(step_id);
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  auto found = steps_.find(step_id);
-  if (found == steps_.end()) return;
-  std::swap(dropped, found->second);
-  steps_.erase(found);
+  dropped = states_.TakeStep(step_id);
 }
 
 void Receiver::SendAbort(const std::string& session, int64_t step_id, const absl::Status& status) {
   // Under the lock, so that the receiver is told before it can leave the channel.
   std::lock_guard<std::mutex> lock(mutex_);
-  auto state = states_.find(session);
-  if (state == states_.end() || state->second.channel == nullptr) return;
-  TellFailure(state->second.channel.get(), step_id, status);
+  const SendState* const state = states_.Find(session);
+  if (state != nullptr && state->channel != nullptr) {
+    TellFailure(state->channel.get(), step_id, status);
+  }
 }
 
 std::vector<std::string> Receiver::SessionNames() {
   std::vector<std::string> sessions;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& entry : states_) sessions.push_back(entry.first);
+  for (const auto& entry : states_.all()) sessions.push_back(entry.first);
   return sessions;
 }
 
 void Receiver::ForgetSession(const std::string& session) {
-  decltype(states_)::node_type forgotten;  // freed after the lock
+  absl::flat_hash_map<std::string, SendState>::node_type forgotten;  // freed after the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  forgotten = states_.extract(session);
+  forgotten = states_.Forget(session);
 }
 
 bool Receiver::ForgetIdle() {
   std::lock_guard<std::mutex> lock(mutex_);
-  absl::erase_if(states_, [](const auto& entry) { return entry.second.IsIdle(); });
-  absl::erase_if(steps_, [](const auto& entry) {
-    return entry.second.IsEmpty() && entry.second.referred.empty();
-  });
-  return states_.empty() && steps_.empty() && lost_.empty() && lost_copies_.empty();
-}
-
-SendStep& Receiver::StepLocked(int64_t step_id) {
-  const auto now = std::chrono::steady_clock::now();
-  if (now - last_sweep_ > kSweepPeriod) {
-    last_sweep_ = now;
-    for (auto entry = steps_.begin(); entry != steps_.end();) {
-      const auto current = entry++;
-      // Pending tensors end with their step, as in TensorFlow; requests with their answer.
-      if (current->second.IsEmpty() && now - current->second.created > ttl_) {
-        steps_.erase(current);
-      }
-    }
-  }
-  return steps_[step_id];
+  return states_.ForgetIdle();
 }
 
 void Receiver::ForgetPull(int64_t step_id, const std::string& key, const Pull* pull) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto step = steps_.find(step_id);
-  if (step != steps_.end()) step->second.ForgetPull(key, pull);
+  if (SendStep* const step = states_.FindStep(step_id)) step->ForgetPull(key, pull);
 }
 
-absl::StatusOr<bool> Receiver::OnPull(int64_t step_id, absl::string_view key, PendingSend* pending,
-                                      tensorflow::Rendezvous::DoneCallback* done) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (lost_.Contains(step_id) ||
-      (!lost_copies_.empty() && lost_copies_.Contains(SendState::Copy(step_id, key)))) {
-    return LostStatus(task());
-  }
-  SendStep& step = StepLocked(step_id);
-  if (SendStep::Take(&step.referred, key)) return false;
-  if (step.TakePending(key, pending)) return true;
-  auto pull = std::make_shared<Pull>(std::move(*done));
-  step.pulled[key].push_back(pull);
-  *done = [self = shared_from_this(), pull, step_id, name = std::string(key)](
-              const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
-              const tensorflow::Rendezvous::Args& receive_args, const tensorflow::Tensor& tensor,
-              bool is_dead) {
-    self->ForgetPull(step_id, name, pull.get());
-    pull->End(status, send_args, receive_args, tensor, is_dead);
-  };
-  return false;
-}
-
-bool Receiver::AdmitLocked(const std::string& session, const std::shared_ptr<PeerChannel>& channel,
-                           std::vector<std::shared_ptr<PeerChannel>>* refused,
-                           std::shared_ptr<PeerChannel>* replaced,
-                           std::shared_ptr<PeerChannel>* left, SendStep::Pulls* failed) {
-  SendState& state = states_[session];
-  if (state.channel == channel) return true;
-  const bool owns = state.owner == channel->peer_name();
-  if (!state.owner.empty() && !owns) {
-    refused->push_back(channel);
-    return false;
-  }
-  const auto is_other = [&channel](const std::shared_ptr<PeerChannel>& each) {
-    return each != nullptr && each->IsUp() && each->peer_name() != channel->peer_name();
-  };
-  for (const std::weak_ptr<PeerChannel>& each : state.rivals) {
-    std::shared_ptr<PeerChannel> rival = each.lock();
-    if (!owns && is_other(rival)) refused->push_back(std::move(rival));
-  }
-  if (state.channel != nullptr && state.channel->peer_name() == channel->peer_name()) {
-    // It came late: the process has left this channel for the other one.
-    if (SenderEnd::Of(*channel)->has_paused()) return false;
-    if (SenderEnd::Of(*state.channel)->has_paused() && SenderEnd::Of(*channel)->succeeds()) {
-      ForgetSentLocked(session, &state);
-      *left = std::exchange(state.channel, nullptr);
+absl::Status Receiver::OnPull(int64_t step_id, absl::string_view key,
+                              tensorflow::Rendezvous::DoneCallback* done) {
+  PendingSend pending;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (states_.WasLost(step_id, key)) return LostStatus(task());
+    SendStep& step = states_.Step(step_id);
+    if (SendStep::Take(&step.referred, key)) return absl::OkStatus();
+    if (!step.TakePending(key, &pending)) {
+      auto pull = std::make_shared<Pull>(std::move(*done));
+      step.pulled[key].push_back(pull);
+      *done = [self = shared_from_this(), pull, step_id, name = std::string(key)](
+                  const absl::Status& status, const tensorflow::Rendezvous::Args& send_args,
+                  const tensorflow::Rendezvous::Args& receive_args,
+                  const tensorflow::Tensor& tensor, bool is_dead) {
+        self->ForgetPull(step_id, name, pull.get());
+        pull->End(status, send_args, receive_args, tensor, is_dead);
+      };
+      return absl::OkStatus();
     }
   }
-  if (state.channel != nullptr) {
-    LoseStepsLocked(session, &state, failed);
-    *replaced = std::exchange(state.channel, nullptr);
-    // If it is no other process, that process noticed the loss of the old channel first, or was restarted.
-    if (is_other(*replaced)) refused->push_back(std::exchange(*replaced, nullptr));
+  CountFetched(pending.bytes, pending.refer_reason);
+  if (pending.refer_reason == nullptr) {
+    tensorflow::Rendezvous::Args args;
+    args.alloc_attrs = pending.attributes;
+    // An aborted rendezvous refuses the tensor, and then the receive fails, too.
+    (void)pending.rpc->SendLocal(pending.key, args, pending.tensor, pending.is_dead);
   }
-  state.rivals.clear();
-  if (owns || refused->empty()) {
-    state.channel = channel;
-    return true;
-  }
-  refused->push_back(channel);
-  state.rivals.assign(refused->begin(), refused->end());
-  return false;
+  return absl::OkStatus();
 }
 
 void Receiver::SetOwner(const std::string& session,
@@ -318,17 +299,17 @@ void Receiver::SetOwner(const std::string& session,
   bool is_former = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (states_.size() >= kMaxSessions && !states_.contains(session)) return;
-    SendState& state = states_[session];
-    state.SetCluster(workers);
-    state.owner = device_name;
-    if ((channel = state.channel) == nullptr) return;
+    SendState* const state = states_.Of(session);
+    if (state == nullptr) return;
+    state->SetCluster(workers);
+    state->owner = device_name;
+    if ((channel = state->channel) == nullptr) return;
     is_former = !device_name.empty() && channel->peer_name() != device_name;
     if (is_former) {
-      LoseStepsLocked(session, &state, &failed);
-      state.channel.reset();
+      states_.LoseSteps(session, state, &failed);
+      state->channel.reset();
     } else {
-      TakeAllPendingLocked(session, &state, &pending);
+      pending = states_.TakePending(session, state);
     }
   }
   Fail(std::move(failed), LostStatus(task()));
@@ -353,51 +334,35 @@ void Receiver::FindOwner(const std::string& session,
       });
 }
 
-void Receiver::TakeAllPendingLocked(const std::string& session, SendState* state,
-                                    std::vector<PendingSend>* pending) {
-  if (!SenderEnd::Of(*state->channel)->BeginPush()) return;
-  for (auto& [step_id, step] : steps_) {
-    if (step.session != session) continue;
-    std::vector<std::string> keys;
-    for (const auto& entry : step.pending) {
-      if (!step.held.contains(entry.first)) keys.push_back(entry.first);
-    }
-    for (const std::string& key : keys) TakePendingLocked(step_id, &step, key, state, pending);
-  }
-  if (pending->empty()) SenderEnd::Of(*state->channel)->EndPush();
-}
-
 bool Receiver::Attach(std::shared_ptr<PeerChannel> channel, const std::string& session,
                       const RpcPending& asked) {
   std::vector<PendingSend> pending;
-  SendStep::Pulls failed;
-  std::vector<std::shared_ptr<PeerChannel>> refused;
+  SendStates::Admitted others;
   std::deque<int64_t> lost;
   std::vector<SendState::Copy> lost_copies;
-  std::shared_ptr<PeerChannel> replaced, left;
   bool admitted = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (states_.size() >= kMaxSessions && !states_.contains(session)) return false;
-    admitted = AdmitLocked(session, channel, &refused, &replaced, &left, &failed);
+    SendState* const state = states_.Of(session);
+    if (state == nullptr) return false;
+    admitted = states_.Admit(session, channel, &others);
     if (admitted) {
-      SendState& state = states_[session];
-      lost = state.lost_steps.keys();
-      lost_copies.swap(state.untold_copies);
+      lost = state->lost_steps.keys();
+      lost_copies.swap(state->untold_copies);
       for (const auto& [step_id, key] : asked) {
-        SendStep& step = StepLocked(step_id);
+        SendStep& step = states_.Step(step_id);
         step.session = session;
         ++step.held[key];
       }
-      TakeAllPendingLocked(session, &state, &pending);
+      pending = states_.TakePending(session, state);
     }
   }
-  Fail(std::move(failed), LostStatus(task()));
-  if (replaced != nullptr) replaced->Refuse();
-  for (const std::shared_ptr<PeerChannel>& each : refused)
+  Fail(std::move(others.failed), LostStatus(task()));
+  if (others.replaced != nullptr) others.replaced->Refuse();
+  for (const std::shared_ptr<PeerChannel>& each : others.refused)
     (void)TellOfName(each.get(), MessageKind::kContested, session, task());
-  if (!admitted && refused.empty()) return true;
-  if (left != nullptr) SenderEnd::Of(*channel)->AddFormer(left);
+  if (!admitted && others.refused.empty()) return true;
+  if (others.left != nullptr) SenderEnd::Of(*channel)->AddFormer(others.left);
   if (!admitted) {
     RecordPeer(Direction::kSend, task(), kRpcTransport,
                absl::StrCat(channel->peer_name(), " is not the only process of this name"), true);
@@ -405,7 +370,8 @@ bool Receiver::Attach(std::shared_ptr<PeerChannel> channel, const std::string& s
     return true;
   }
   RecordPeer(Direction::kSend, task(), channel->transport(),
-             left != nullptr ? absl::StrCat("the receiver moved from ", left->transport(), " to it")
+             others.left != nullptr
+                 ? absl::StrCat("the receiver moved from ", others.left->transport(), " to it")
              : channel->opened_here() ? "the receiver takes tensors from this channel"
                                       : "the receiver opened this channel",
              false);
@@ -425,8 +391,8 @@ bool Receiver::AwaitChannel(const std::string& session, const Channel& opened, i
   std::unique_lock<std::mutex> lock(mutex_);
   bool is_attached = false;
   attached_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
-    auto state = states_.find(session);
-    is_attached = state != states_.end() && state->second.channel != nullptr;
+    const SendState* const state = states_.Find(session);
+    is_attached = state != nullptr && state->channel != nullptr;
     return is_attached || !opened.IsUp();
   });
   return is_attached;
@@ -437,41 +403,12 @@ void Receiver::OnOpenedLost() {
   attached_.notify_all();
 }
 
-void Receiver::LoseStepsLocked(const std::string& session, SendState* state,
-                               SendStep::Pulls* failed) {
-  for (int64_t step_id : state->recent.keys()) {
-    lost_.Add(step_id);
-    state->lost_steps.Add(step_id);
-    auto step = steps_.find(step_id);
-    while (step != steps_.end() && !step->second.pulled.empty()) {
-      step->second.TakePulls(step->second.pulled.begin()->first, failed);
-    }
-  }
-  for (const SendState::Copy& copy : state->recent_copies.keys()) {
-    auto step = steps_.find(copy.first);
-    if (step != steps_.end()) step->second.TakePulls(copy.second, failed);
-    lost_copies_.Add(copy);
-  }
-  const std::deque<SendState::Copy>& copies = state->recent_copies.keys();
-  state->untold_copies.assign(copies.begin(), copies.end());
-  ForgetSentLocked(session, state);
-}
-
-void Receiver::ForgetSentLocked(const std::string& session, SendState* state) {
-  for (auto& entry : steps_) {
-    if (entry.second.session == session) entry.second.held.clear();
-  }
-  state->recent.Clear();
-  state->recent_copies.Clear();
-  state->last_step = -1;
-}
-
 void Receiver::OnResumed(const std::shared_ptr<PeerChannel>& channel) {
   std::vector<std::vector<PendingSend>> all;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [session, state] : states_) {
-      if (state.channel == channel) TakeAllPendingLocked(session, &state, &all.emplace_back());
+    for (auto& [session, state] : states_.all()) {
+      if (state.channel == channel) all.push_back(states_.TakePending(session, &state));
     }
   }
   for (std::vector<PendingSend>& pending : all) PushSoon(std::move(pending), channel);
@@ -493,10 +430,10 @@ void Receiver::OnDown(Channel* channel) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     bool lost = false;
-    for (auto& [session, state] : states_) {
+    for (auto& [session, state] : states_.all()) {
       if (state.channel.get() != channel) continue;
       state.channel.reset();
-      LoseStepsLocked(session, &state, &failed);
+      states_.LoseSteps(session, &state, &failed);
       lost = true;
     }
     if (lost) RecordAbsence(Direction::kSend, task(), Absence::kLost, "the channel ended");

@@ -1,38 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/rendezvous.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/task_name.h"
 #include "receive/delivery.h"
-#include "send/push.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/util/device_name_utils.h"
 
 namespace rdmatensor {
-namespace {
 
 using tensorflow::Tensor;
-
-// The receiver's server is stock, or it has no channel; the peer's line in the statistics says which.
-constexpr char kReasonFetched[] = "fetched by the receiver";
-
-void CountFetched(absl::string_view device, uint64_t bytes, const char* reason) {
-  CountSent(Path::kRpc, bytes, TrafficOf(Direction::kSend, TaskOf(device), kRpcTransport));
-  CountRpcReason(reason != nullptr ? reason : kReasonFetched);
-}
-
-// Eager operations copy tensors under numbers such as 6855027017910325044_1; edges of graphs have names.
-bool IsEagerCopy(const tensorflow::Rendezvous::ParsedKey& key) {
-  return !key.edge_name.empty() &&
-         std::all_of(key.edge_name.begin(), key.edge_name.end(),
-                     [](char c) { return c == '_' || absl::ascii_isdigit(c); });
-}
-
-}  // namespace
 
 RdmaRendezvous::RdmaRendezvous(const tensorflow::WorkerEnv* env, int64_t step_id,
                                TensorService* service, RpcRendezvousFactory* rpc_factory)
@@ -67,43 +46,9 @@ absl::Status RdmaRendezvous::Send(const ParsedKey& key, const Args& args, const 
       tensorflow::DeviceNameUtils::IsSameAddressSpace(key.src, key.dst)) {
     return SendLocal(key, args, tensor, is_dead);
   }
-  const std::shared_ptr<Receiver> receiver = service_->peers().ReceiverOf(TaskOf(key.dst_device));
-  std::shared_ptr<PeerChannel> channel;
-  bool local = false;
-  const bool is_copy = IsEagerCopy(key);
-  bool must_verify = false;
-  const auto decision = receiver->Decide(
-      session(), session_name(), step_id_, key.FullKey(), is_copy,
-      [&] {
-        PendingSend pending;
-        pending.is_copy = is_copy;
-        pending.key = key;
-        pending.rpc = HoldRpc(this);
-        pending.step_id = step_id_;
-        pending.refer_reason = is_dead ? nullptr : WhyNotPushable(key, tensor);
-        pending.bytes = tensor.TotalBytes();
-        local = pending.refer_reason != nullptr;
-        if (!local) {
-          pending.attributes = args.alloc_attrs;
-          pending.tensor = tensor;
-          pending.is_dead = is_dead;
-        }
-        return pending;
-      },
-      &channel, &must_verify);
-  if (must_verify) receiver->FindOwner(session_name(), workers());
-  switch (decision) {
-    case Receiver::Decision::kPush:
-      receiver->Push(channel, this, step_id_, key, args, tensor, is_dead);
-      return absl::OkStatus();
-    case Receiver::Decision::kPulled:
-      CountFetched(key.dst_device, tensor.TotalBytes(),
-                   is_dead ? nullptr : WhyNotPushable(key, tensor));
-      return SendLocal(key, args, tensor, is_dead);
-    case Receiver::Decision::kPending:
-      break;
-  }
-  return local ? SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
+  return service_->peers()
+      .ReceiverOf(TaskOf(key.dst_device))
+      ->Send(session(), this, step_id_, key, args, tensor, is_dead);
 }
 
 void RdmaRendezvous::SendPlanned(const tensorflow::FrameAndIter& at,
@@ -321,23 +266,11 @@ tsl::core::RefCountPtr<tensorflow::BaseRemoteRendezvous> RdmaRendezvousMgr::Crea
 void RdmaRendezvousMgr::RecvLocalAsync(int64_t step_id,
                                        const tensorflow::Rendezvous::ParsedKey& key,
                                        tensorflow::Rendezvous::DoneCallback done) {
-  PendingSend pending;
-  const absl::StatusOr<bool> found = service_->peers()
-                                         .ReceiverOf(TaskOf(key.dst_device))
-                                         ->OnPull(step_id, key.FullKey(), &pending, &done);
-  if (!found.ok()) {
-    done(found.status(), tensorflow::Rendezvous::Args(), tensorflow::Rendezvous::Args(), Tensor(),
-         false);
+  const absl::Status lost =
+      service_->peers().ReceiverOf(TaskOf(key.dst_device))->OnPull(step_id, key.FullKey(), &done);
+  if (!lost.ok()) {
+    done(lost, tensorflow::Rendezvous::Args(), tensorflow::Rendezvous::Args(), Tensor(), false);
     return;
-  }
-  if (*found) {
-    CountFetched(key.dst_device, pending.bytes, pending.refer_reason);
-    if (pending.refer_reason == nullptr) {
-      tensorflow::Rendezvous::Args args;
-      args.alloc_attrs = pending.attributes;
-      // An aborted rendezvous refuses the tensor, and then the receive below fails, too.
-      (void)pending.rpc->SendLocal(pending.key, args, pending.tensor, pending.is_dead);
-    }
   }
   BaseRendezvousMgr::RecvLocalAsync(step_id, key, std::move(done));
 }
