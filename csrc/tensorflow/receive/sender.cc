@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "receive/sender.h"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -53,7 +52,7 @@ Sender::Sender(const ServerContext* server, MailboxTable* mailboxes, OpenedChann
       mailboxes_(mailboxes),
       to_senders_(to_senders),
       waits_(WaitsOf(task(), receiver(), "")),
-      backoff_(Backoff::Milliseconds(server->settings.failback_ms)) {}
+      incarnations_(task(), Backoff::Milliseconds(server->settings.failback_ms)) {}
 
 Sender::Decision Sender::Decide(uint64_t incarnation, int64_t step_id, const Waiter& waiter,
                                 absl::Status* failed) {
@@ -65,21 +64,22 @@ Sender::Decision Sender::Decide(uint64_t incarnation, int64_t step_id, const Wai
 
 Sender::Decision Sender::DecideByPeer(uint64_t incarnation, int64_t step_id, const Waiter& waiter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (IsBehindChannelLocked(incarnation)) {
+  if (incarnations_.IsBehindChannel(incarnation)) {
     ImproveLocked();
     return Decision::kWait;
   }
-  const bool retried = retried_.contains(incarnation);
-  if (retried || server_->settings.by_rpc || rpc_incarnations_.contains(incarnation)) {
+  const bool retried = incarnations_.IsRetried(incarnation);
+  if (retried || server_->settings.by_rpc || incarnations_.IsLeft(incarnation)) {
     requests_.Begin({step_id, waiter.FullKey()});
-    return retried && !asking_ && backoff_.Due() ? Decision::kRpcAndRetry : Decision::kRpc;
+    return retried && !asking_ && incarnations_.RetryIsDue() ? Decision::kRpcAndRetry
+                                                             : Decision::kRpc;
   }
   return asking_ ? Decision::kWait : Decision::kConnect;
 }
 
 bool Sender::IsReady(uint64_t incarnation) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const bool ready = IsBehindChannelLocked(incarnation);
+  const bool ready = incarnations_.IsBehindChannel(incarnation);
   if (ready) ImproveLocked();
   return ready;
 }
@@ -128,11 +128,6 @@ absl::Status Sender::StatusOf(int64_t step_id, const Waiter& waiter) const {
   return status.ok() && failures_.LacksTensor(step_id, waiter.Id()) ? LostStatus(task()) : status;
 }
 
-bool Sender::IsBehindChannelLocked(uint64_t incarnation) const {
-  return channel_ != nullptr &&
-         std::find(incarnations_.begin(), incarnations_.end(), incarnation) != incarnations_.end();
-}
-
 void Sender::Settle(const std::shared_ptr<Mailbox>& mailbox) {
   const int64_t step_id = mailbox->step_id();
   if (absl::Status failed = failures_.OfStep(step_id); !failed.ok()) {
@@ -175,7 +170,7 @@ void Sender::FailAll(const absl::Status& status) {
     if (waiter.sender.get() != this) return false;
     // The peer may have opened a channel itself meanwhile.
     std::lock_guard<std::mutex> lock(mutex_);
-    return !IsBehindChannelLocked(waiter.source_incarnation);
+    return !incarnations_.IsBehindChannel(waiter.source_incarnation);
   };
   for (const std::shared_ptr<Mailbox>& mailbox : mailboxes_->All()) {
     for (Waiter& waiter : mailbox->Extract(is_lost)) waiter.Fail(told);
@@ -224,7 +219,7 @@ void Sender::EnsureConnecting(std::shared_ptr<tensorflow::WorkerCacheInterface> 
 void Sender::OnFound(const Whereabouts& found, uint64_t incarnation) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (IsBehindChannelLocked(incarnation)) {
+    if (incarnations_.IsBehindChannel(incarnation)) {
       asking_ = false;  // the peer opened a channel itself meanwhile
       return;
     }
@@ -243,19 +238,7 @@ bool Sender::KeepsPresentState(const AddressAnswer& answer, uint64_t incarnation
   std::shared_ptr<PeerChannel> outlived;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    bool known_rpc = false, behind_channel = true, wanted = false;
-    for (uint64_t each : answer.incarnations) {
-      known_rpc |= rpc_incarnations_.contains(each);
-      behind_channel &= IsBehindChannelLocked(each);
-      wanted |= each == incarnation;
-    }
-    // The process with the wanted incarnation is gone.
-    if (!wanted) {
-      rpc_incarnations_.insert(incarnation);
-      retried_.erase(incarnation);
-    }
-    if (known_rpc) rpc_incarnations_.insert(answer.incarnations.begin(), answer.incarnations.end());
-    if (known_rpc || behind_channel) {
+    if (incarnations_.Keep(answer.incarnations, incarnation)) {
       asking_ = false;
       epoch_.fetch_add(1, std::memory_order_acq_rel);
       return true;
@@ -299,12 +282,9 @@ void Sender::BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnsw
     }
     too_many = requests_.TooMany();
     if (too_many) break;
-    for (uint64_t each : answer.incarnations) returned |= retried_.erase(each) != 0;
+    returned = incarnations_.Reach(answer.incarnations);
     asking_ = false;
     given_up_ = false;
-    returned_ = returned;
-    ready_since_ = Backoff::Clock::now();
-    incarnations_ = answer.incarnations;
     asked = TakeChannelLocked(channel);
     break;
   }
@@ -389,8 +369,7 @@ bool Sender::StaysLocked(const PeerChannel& opened, const AddressAnswer& answer)
   // A peer opens another channel only after it has lost the former, which this process may not know yet.
   if (channel_.get() != &opened && !channel_->opened_here())
     return channel_->number() > opened.number();
-  return std::all_of(answer.incarnations.begin(), answer.incarnations.end(),
-                     [this](uint64_t each) { return IsBehindChannelLocked(each); });
+  return incarnations_.AreBehindChannel(answer.incarnations);
 }
 
 void Sender::OnOpened(const std::shared_ptr<PeerChannel>& channel, const AddressAnswer& answer) {
@@ -401,7 +380,7 @@ void Sender::OnOpened(const std::shared_ptr<PeerChannel>& channel, const Address
     std::lock_guard<std::mutex> lock(mutex_);
     if (StaysLocked(*channel, answer)) return;
     outlived = DropChannelLocked();
-    for (uint64_t each : answer.incarnations) rpc_incarnations_.erase(each);
+    incarnations_.TakeBack(answer.incarnations);
   }
   if (outlived != nullptr && ReceiverEnd::Of(*outlived)->Remove(this)) outlived->Refuse();
   const absl::Status opened = channel->OpenAhead(answer.region_keys);
@@ -416,28 +395,13 @@ void Sender::BecomeUnavailable(const absl::Status& status) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
-    if (!retried_.empty()) DelayRetryLocked();
+    incarnations_.OnUnavailable();
     epoch_.fetch_add(1, std::memory_order_acq_rel);
     if (channel_ == nullptr) {
       RecordAbsence(Direction::kReceive, task(), Absence::kLost, status.message());
     }
   }
   FailAll(status);
-}
-
-void Sender::DelayRetryLocked() {
-  backoff_.Failed();
-  if (backoff_.enabled()) RecordRetry(task(), backoff_.next());
-}
-
-std::string Sender::LeaveToRpcLocked(const std::vector<uint64_t>& incarnations) {
-  if (!backoff_.enabled()) {
-    rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
-    return "";
-  }
-  DelayRetryLocked();
-  retried_.insert(incarnations.begin(), incarnations.end());
-  return absl::StrCat("; tried again in ", backoff_.delay().count(), " ms");
 }
 
 void Sender::BecomeUnreachable(Heals heals, const std::string& why,
@@ -455,12 +419,11 @@ void Sender::BecomeUnreachable(Heals heals, const std::string& why,
   {
     std::lock_guard<std::mutex> lock(mutex_);
     asking_ = false;
-    for (uint64_t each : incarnations) news &= !retried_.contains(each);
+    for (uint64_t each : incarnations) news &= !incarnations_.IsRetried(each);
     if (heals == Heals::kPerhaps) {
-      text += LeaveToRpcLocked(incarnations);
+      text += incarnations_.LeaveForNow(incarnations);
     } else {
-      for (uint64_t each : incarnations) retried_.erase(each);
-      rpc_incarnations_.insert(incarnations.begin(), incarnations.end());
+      incarnations_.Leave(incarnations);
       RecordRetry(task(), {});
     }
     epoch_.fetch_add(1, std::memory_order_acq_rel);
@@ -475,14 +438,14 @@ void Sender::GiveUp(Channel* channel, const std::string& why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel || std::exchange(given_up_, true)) return;
-    if (by_rpc) text += LeaveToRpcLocked(incarnations_);
+    if (by_rpc) text += incarnations_.LeaveForNow();
   }
   RecordPeer(Direction::kReceive, task(), by_rpc ? kRpcTransport : "none", text, true);
 }
 
 std::shared_ptr<PeerChannel> Sender::DropChannelLocked() {
   requests_.ForgetAnnounced();
-  incarnations_.clear();
+  incarnations_.DropChannel();
   return std::exchange(channel_, nullptr);
 }
 
@@ -496,12 +459,10 @@ void Sender::OnDown(Channel* channel, absl::string_view why) {
     if (channel_.get() != channel) return;
     if (std::exchange(given_up_, false)) {
       // GiveUp has logged the reason.
-    } else if (returned_ && backoff_.enabled() && !backoff_.IsStable(ready_since_)) {
-      // RPC follows at once, because each loss costs a step.
+    } else if (incarnations_.OnLost()) {
       by_rpc = absl::StrCat("it was lost soon after it was found again (", why, ")",
-                            LeaveToRpcLocked(incarnations_));
+                            incarnations_.LeaveForNow());
     } else {
-      backoff_.Reset();
       RecordAbsence(Direction::kReceive, task(), Absence::kLost, status.message());
     }
     lost = DropChannelLocked();
@@ -521,10 +482,10 @@ void Sender::OnContested(Channel* channel) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (channel_.get() != channel) return;
     const Backoff::Clock::time_point now = Backoff::Clock::now();
-    if (!contested_since_ || now - ready_since_ > timeout) contested_since_ = now;
+    if (!contested_since_ || now - incarnations_.reached() > timeout) contested_since_ = now;
     again = !by_rpc && now - *contested_since_ < timeout;
     if (!again) contested_since_.reset();
-    if (by_rpc) absl::StrAppend(&why, LeaveToRpcLocked(incarnations_));
+    if (by_rpc) absl::StrAppend(&why, incarnations_.LeaveForNow());
     left = DropChannelLocked();
     asking_ |= again;  // what comes now waits
     epoch_.fetch_add(1, std::memory_order_acq_rel);

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/backoff.h"
@@ -27,6 +26,7 @@
 #include "channel/server_context.h"
 #include "channel/step_failures.h"
 #include "receive/channel_sender.h"
+#include "receive/incarnations.h"
 #include "receive/mailbox.h"
 #include "receive/rpc_requests.h"
 #include "receive/whereabouts.h"
@@ -100,7 +100,6 @@ class Sender final : public ChannelSender, public std::enable_shared_from_this<S
   static void TellRpcDone(Channel* channel, const RpcRequests::Request& request);
   // The ways in which connecting ends follow.
   void BecomeReady(std::shared_ptr<PeerChannel> channel, const AddressAnswer& answer);
-  bool IsBehindChannelLocked(uint64_t incarnation) const;
   // Whether the present channel remains, although the peer opened `opened`.
   bool StaysLocked(const PeerChannel& opened, const AddressAnswer& answer) const;
   // Looks for a better transport in the background, when it is time for that.
@@ -115,10 +114,6 @@ class Sender final : public ChannelSender, public std::enable_shared_from_this<S
   // Whether the same process may be reached later.
   enum class Heals { kNever, kPerhaps };
   void BecomeUnreachable(Heals heals, const std::string& why, std::vector<uint64_t> incarnations);
-  // Leaves incarnations that cannot be reached to RPC: until an attempt succeeds, or for good if there will be
-  // none. Returns the end of the log line about it.
-  std::string LeaveToRpcLocked(const std::vector<uint64_t>& incarnations);
-  void DelayRetryLocked();
   // Forgets the channel, if there is one, and what was announced on it. Returns it, because its last reference must not
   // end under the lock.
   std::shared_ptr<PeerChannel> DropChannelLocked();
@@ -138,15 +133,10 @@ class Sender final : public ChannelSender, public std::enable_shared_from_this<S
 
   std::mutex opening_;  // held while a channel that the peer opened is taken
   std::mutex mutex_;
-  std::shared_ptr<PeerChannel> channel_;            // nullptr: none is ready
-  bool asking_ = false;                             // where the peer is, and then connecting
-  bool given_up_ = false;                           // GiveUp has said why the channel goes down
-  std::vector<uint64_t> incarnations_;              // devices behind the channel
-  absl::flat_hash_set<uint64_t> rpc_incarnations_;  // devices left to RPC for good, or gone
-  absl::flat_hash_set<uint64_t> retried_;           // devices left to RPC until the way heals
-  Backoff backoff_;                                 // of retried_
-  bool returned_ = false;                           // the channel came after RPC
-  Backoff::Clock::time_point ready_since_;
+  std::shared_ptr<PeerChannel> channel_;  // nullptr: none is ready
+  bool asking_ = false;                   // where the peer is, and then connecting
+  bool given_up_ = false;                 // GiveUp has said why the channel goes down
+  Incarnations incarnations_;
   std::optional<Backoff::Clock::time_point> contested_since_;  // with POLICY=rdma
   RpcRequests requests_;
 };
