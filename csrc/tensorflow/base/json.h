@@ -45,8 +45,6 @@ class Json {
 
   static Json Object() { return Json("{", "}"); }
   static Json List() { return Json("[", "]"); }
-  // `text` is JSON already.
-  static Json Parsed(std::string text) { return Json(std::move(text), ""); }
 
   // To an object. Names are not looked at: a name that is added twice occurs twice.
   Json& Add(absl::string_view name, const Json& value) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/task_name.h"
 #include "calls/eager_client.h"
 #include "calls/logged_worker_cache.h"
 #include "calls/recv_tensor.h"
@@ -273,7 +274,7 @@ class ControlWorkerCache final : public LoggedWorkerCache {
     *clients = NewControlEagerClientCache(
         [tasks = tasks_, own = own_task_](const std::string& name) {
           // TensorFlow names devices, too.
-          const std::string task = name.substr(0, name.find("/device:"));
+          const std::string task(TaskOf(name));
           return task == own ? nullptr : tasks->Of(task);
         },
         std::move(stock));

@@ -4,17 +4,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/task_name.h"
 #include "graph/plan_attributes.h"
 #include "graph/ref_variables.h"
 #include "tensorflow/core/framework/tensor_shape.pb.h"
 
 namespace rdmatensor {
 namespace {
-
-// The task in a device's full name, spelled as servers name themselves.
-absl::string_view TaskOf(absl::string_view device) {
-  return device.substr(0, device.rfind("/device:"));
-}
 
 uint64_t Mix(uint64_t seed, const tensorflow::FrameAndIter& frame_iter) {
   return absl::HashOf(seed, frame_iter.frame_id, frame_iter.iter_id);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "receive/reception.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -19,13 +20,8 @@ bool DescribesTensor(const TensorMessage& message, tensorflow::DataType* dtype,
   if (!tensorflow::DataType_IsValid(message.dtype)) return false;
   *dtype = static_cast<tensorflow::DataType>(message.dtype);
   if (tensorflow::IsRefType(*dtype) || !tensorflow::DataTypeCanUseMemcpy(*dtype)) return false;
-  for (int64_t dim : message.dims) {
-    if (dim < 0) return false;
-  }
-  if (!tensorflow::TensorShape::BuildTensorShape(message.dims, shape).ok()) return false;
-  const uint64_t elements = static_cast<uint64_t>(shape->num_elements());
-  const uint64_t size = static_cast<uint64_t>(tensorflow::DataTypeSize(*dtype));
-  return size != 0 && elements <= UINT64_MAX / size && elements * size == message.bytes;
+  uint64_t bytes = 0;
+  return MakeShape(message.dims, *dtype, shape, &bytes) && bytes == message.bytes;
 }
 
 Checksum ChecksumOf(const TensorMessage& message) {
@@ -47,6 +43,18 @@ Tensor CopyOf(const char* data, uint64_t bytes, tensorflow::DataType dtype,
 }
 
 }  // namespace
+
+bool MakeShape(absl::Span<const int64_t> dims, tensorflow::DataType dtype,
+               tensorflow::TensorShape* shape, uint64_t* bytes) {
+  if (std::any_of(dims.begin(), dims.end(), [](int64_t dim) { return dim < 0; }) ||
+      !tensorflow::TensorShape::BuildTensorShape(dims, shape).ok()) {
+    return false;
+  }
+  const uint64_t elements = static_cast<uint64_t>(shape->num_elements());
+  const uint64_t size = static_cast<uint64_t>(tensorflow::DataTypeSize(dtype));
+  *bytes = elements * size;
+  return size != 0 && elements <= UINT64_MAX / size;
+}
 
 Reception::Reception(const ServerContext* server, MailboxTable* mailboxes, Channel* channel,
                      OfferedPlaces* places, DynamicObserver* observer, ReceiveEvents* events)

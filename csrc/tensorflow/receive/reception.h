@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "channel/channel.h"
 #include "channel/message.h"
 #include "channel/server_context.h"
@@ -20,6 +21,10 @@
 #include "receive/receive_events.h"
 
 namespace rdmatensor {
+
+// Makes the shape with the dimensions that a peer names, and the size of such a tensor. False if there can be none.
+bool MakeShape(absl::Span<const int64_t> dims, tensorflow::DataType dtype,
+               tensorflow::TensorShape* shape, uint64_t* bytes);
 
 // Thread-safe. One for each channel, which outlives it.
 class Reception {

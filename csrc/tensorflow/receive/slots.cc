@@ -29,18 +29,8 @@ bool TakeShape(const PlacedEdge& edge, const PlannedMessage& message, TensorShap
     return (message.flags & PlannedMessage::kShaped) == 0;
   }
   if ((message.flags & PlannedMessage::kShaped) == 0) return false;
-  for (int64_t dim : message.dims) {
-    if (dim < 0) return false;
-  }
-  if (!TensorShape::BuildTensorShape(message.dims, shape).ok() ||
-      !edge.definition->shape.IsCompatibleWith(*shape)) {
-    return false;
-  }
-  const uint64_t elements = static_cast<uint64_t>(shape->num_elements());
-  const uint64_t size = static_cast<uint64_t>(tensorflow::DataTypeSize(edge.definition->dtype));
-  if (size == 0 || elements > UINT64_MAX / size) return false;
-  *bytes = elements * size;
-  return true;
+  return MakeShape(message.dims, edge.definition->dtype, shape, bytes) &&
+         edge.definition->shape.IsCompatibleWith(*shape);
 }
 
 // Returns the checksum of a tensor that is not in a group.
