@@ -35,27 +35,24 @@ void ChannelMove::Try(const ServerContext* server, OpenedChannels* opened,
     if (ReceiverEnd::Of(*from)->move() != nullptr) {
       opened->ImproveLater(from);  // it has just become the better one
     } else if (std::shared_ptr<PeerChannel> to = opened->OpenBetter(from)) {
-      Begin(server, opened, from, std::move(to));
+      std::shared_ptr<ChannelMove>(new ChannelMove(server, opened, from, std::move(to)))->Begin();
     }
   });
 }
 
-void ChannelMove::Begin(const ServerContext* server, OpenedChannels* opened,
-                        std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to) {
-  std::shared_ptr<ChannelMove> move(
-      new ChannelMove(server, opened, std::move(from), std::move(to)));
-  ReceiverEnd* const former = ReceiverEnd::Of(*move->from_);
-  former->SetMove(move);
+void ChannelMove::Begin() {
+  ReceiverEnd* const former = ReceiverEnd::Of(*from_);
+  former->SetMove(shared_from_this());
   former->places().Retire();
-  const bool asked = move->from_->Notify(PackImmediate(MessageKind::kPause, move->number_)).ok();
+  const bool asked = from_->Notify(PackImmediate(MessageKind::kPause, number_)).ok();
   {
     // The end of this channel resumes the other one, which must have been paused before that.
-    std::lock_guard<std::mutex> lock(move->mutex_);
-    if (move->state_ != State::kOver) ReceiverEnd::Of(*move->to_)->SetMove(move);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ != State::kOver) ReceiverEnd::Of(*to_)->SetMove(shared_from_this());
   }
   // Either may have ended before it knew of the move.
-  if (!asked || !move->from_->IsUp()) move->OnDown(move->from_.get());
-  if (!move->to_->IsUp()) move->OnDown(move->to_.get());
+  if (!asked || !from_->IsUp()) OnDown(from_.get());
+  if (!to_->IsUp()) OnDown(to_.get());
 }
 
 void ChannelMove::OnPaused(uint64_t number) {
@@ -83,7 +80,7 @@ void ChannelMove::Advance() {
 void ChannelMove::Move() {
   // This comes first: once others find the channel, they announce names on it.
   (void)to_->Notify(PackImmediate(MessageKind::kDrained, number_));
-  if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
+  opened_->Replace(from_.get(), to_);
   std::set<std::string> moved;  // several sessions may name it alike
   for (const std::shared_ptr<ChannelSender>& sender : ReceiverEnd::Of(*from_)->LeaveFor(to_)) {
     if (sender->OnMoved(from_, to_)) moved.insert(sender->task());
@@ -113,7 +110,7 @@ void ChannelMove::OnDown(const PeerChannel* channel) {
     // What was announced on the new channel is lost with it, and everything else was received.
     if (channel == to_.get()) from_->Close();
   } else if (channel == from_.get()) {
-    if (opened_ != nullptr) opened_->Replace(from_.get(), to_);
+    opened_->Replace(from_.get(), to_);
   } else {
     tsl::Env::Default()->SchedClosure([self = shared_from_this()] { self->Resume(); });
   }
@@ -127,7 +124,7 @@ void ChannelMove::Resume() {
   for (const std::shared_ptr<ChannelSender>& sender : end->Senders()) {
     InPlans::Get()->OfferAllAgain(*server_, sender->task(), end->SharedPlaces());
   }
-  if (opened_ != nullptr) opened_->ImproveLater(from_);
+  opened_->ImproveLater(from_);
 }
 
 void ChannelMove::Forget() {

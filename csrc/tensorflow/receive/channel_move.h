@@ -30,9 +30,6 @@ class ChannelMove final : public Replacement, public std::enable_shared_from_thi
   // there is one.
   static void Try(const ServerContext* server, OpenedChannels* opened,
                   std::shared_ptr<PeerChannel> from);
-  // Moves from one channel to another one of the same process. `opened` opened them; nullptr: the peer did.
-  static void Begin(const ServerContext* server, OpenedChannels* opened,
-                    std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to);
 
   void OnPaused(uint64_t number) override;
   void Advance() override;
@@ -43,6 +40,7 @@ class ChannelMove final : public Replacement, public std::enable_shared_from_thi
   enum class State { kPausing, kMoving, kOver };
   ChannelMove(const ServerContext* server, OpenedChannels* opened,
               std::shared_ptr<PeerChannel> from, std::shared_ptr<PeerChannel> to);
+  void Begin();
   // Uses the new channel. Blocks while memory is registered.
   void Move();
   void Resume();
