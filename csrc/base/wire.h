@@ -26,8 +26,8 @@ typedef enum rdt_message_type {
   RDT_MESSAGE_REGION = 5,  /* answer to FIND and ALLOC */
   RDT_MESSAGE_REFUSAL = 6, /* in place of an answer: status and text */
   RDT_MESSAGE_GOODBYE = 7, /* no more traffic; bytes in use stay leased until end of stream */
-  RDT_MESSAGE_READY = 8,   /* the connecting end can receive; answers LINE */
-  RDT_MESSAGE_LINE = 9,    /* a data connection of a channel that is being attached */
+  RDT_MESSAGE_READY = 8,   /* the connecting end can receive; answers DATA */
+  RDT_MESSAGE_DATA = 9,    /* a data connection of a channel that is being attached */
   RDT_MESSAGE_FREE = 10    /* a region that ALLOC made is used no more; has no answer */
 } rdt_message_type;
 

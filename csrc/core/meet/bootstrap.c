@@ -243,7 +243,7 @@ static void run_handshake(void *argument) {
   rdt_greeting_begin(&greeting, handshake->device, RDT_SIDE_LISTENING, handshake->socket);
   rdt_wire first;
   if (status == RDT_OK) status = rdt_net_receive(handshake->socket, &first, NULL, deadline);
-  if (status == RDT_OK && first.type == RDT_MESSAGE_LINE) {
+  if (status == RDT_OK && first.type == RDT_MESSAGE_DATA) {
     status = take_data_connection(handshake, &first);
   } else {
     if (status == RDT_OK) status = answer_hello(&greeting, handshake, &first, deadline);

@@ -25,7 +25,7 @@ static rdt_status name_channel(const rdt_greeting *greeting, uint32_t index, rdt
   size_t size;
   rdt_status status = rdt_greeting_prove_data_connection(greeting, index, proof, &size);
   if (status != RDT_OK) return status;
-  rdt_wire_begin(&wire, RDT_MESSAGE_LINE, 0);
+  rdt_wire_begin(&wire, RDT_MESSAGE_DATA, 0);
   rdt_wire_put_bytes(&wire, greeting->peer.nonce, RDT_NONCE_SIZE);
   rdt_wire_put_u32(&wire, index);
   rdt_wire_put_bytes(&wire, proof, size);

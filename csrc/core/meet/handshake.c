@@ -187,7 +187,7 @@ rdt_status rdt_greeting_take_attach(rdt_greeting *greeting, rdt_wire *wire, rdt_
 
 rdt_status rdt_greeting_prove_data_connection(const rdt_greeting *greeting, uint32_t index,
                                               uint8_t proof[RDT_MAC_SIZE], size_t *size) {
-  static const char label[RDT_LABEL_SIZE] = "rdmatensor 4 line";
+  static const char label[RDT_LABEL_SIZE] = "rdmatensor 4 data";
   uint8_t said[RDT_LABEL_SIZE + 2 * RDT_NONCE_SIZE + 1];
   bool connecting = greeting->side == RDT_SIDE_CONNECTING;
   *size = 0;
