@@ -16,87 +16,42 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import units
-from .cluster import Setting
+from .setting import Amount, Setting, options
 from .study import Outcome, Study, outcomes
+from .synchronizers import SYNCHRONIZERS
 
-DEFAULT = (
-    "AllReduce",
-    "AllReduce(compression='topk')",
-    "LocalSGD(period=8)",
-    "LocalSGD(period='quality')",
-    "DiLoCo",
-    "GossipPGA",
-    "SGP",
-    "PullGossip",
-    "PushGossip",
-    "EASGD",
-    "SSP",
-    "Decoupled",
-)
+DEFAULT = (*SYNCHRONIZERS, "AllReduce(compression='topk')", "LocalSGD(period='quality')")
 
 
-def _numbers(kind: Callable[[str], Any], lowest: float) -> Callable[..., Any]:
-    """Return a callback that reads "2,4,8"."""
+def _numbers(kind: Callable[[str], Any], lowest: float) -> Amount:
+    """Return the type of an option such as "2,4,8"."""
 
-    def read(_: click.Context, __: click.Parameter, text: str) -> tuple[Any, ...]:
+    def read(text: str) -> tuple[Any, ...]:
         try:
             found = tuple(kind(each) for each in text.split(",") if each.strip())
         except ValueError:
             found = ()
         if not found or min(found) < lowest:
-            raise click.BadParameter(f"{text!r}: expected numbers from {lowest:g} on, as 2,4,8")
+            raise ValueError(f"{text!r}: expected numbers from {lowest:g} on, as 2,4,8")
         return found
 
-    return read
-
-
-def _unit(read: Callable[[str], float]) -> Callable[..., float]:
-    def parsed(_: click.Context, __: click.Parameter, text: str) -> float:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return parsed
+    return Amount(read)
 
 
 @click.command()
 @click.option("--sync", "names", multiple=True, metavar="NAME(...)",
               help="A synchronizer, such as 'LocalSGD(period=8)'; repeatable. Default: all.")  # fmt: skip
-@click.option("--workers", default="8", show_default=True, metavar="N,...", callback=_numbers(int, 1),
+@click.option("--workers", default="8", show_default=True, metavar="N,...", type=_numbers(int, 1),
               help="How many workers; several are compared.")  # fmt: skip
-@click.option("--host", default=1, show_default=True, metavar="N", type=click.IntRange(1),
-              help="Workers on one host, which share its link.")  # fmt: skip
 @click.option("--seeds", default=5, show_default=True, metavar="N", type=click.IntRange(1, 1000),
               help="Trainings of each case.")  # fmt: skip
 @click.option("--target", default=0.96, show_default=True, metavar="SHARE", type=click.FloatRange(0, 1),
               help="The accuracy to reach.")  # fmt: skip
 @click.option("--learning-rates", default="0.2,0.4,0.8,1.6", show_default=True, metavar="X,...",
-              callback=_numbers(float, 0.0), help="Each case uses its best.")  # fmt: skip
-@click.option("--decay", is_flag=True, help="Let the learning rate fall to 0, as half a cosine.")
+              type=_numbers(float, 0.0), help="Each case uses its best.")  # fmt: skip
 @click.option("--batch", default=256, show_default=True, metavar="N", type=click.IntRange(1),
               help="Examples of a step of all workers together.")  # fmt: skip
-@click.option("--steps", default=200, show_default=True, metavar="N", type=click.IntRange(1),
-              help="Steps of a worker.")  # fmt: skip
-@click.option("--step", "step_s", default="100ms", show_default=True, metavar="TIME",
-              callback=_unit(units.latency),
-              help="Time of a step with 32 examples; a fifth of it is for any number.")  # fmt: skip
-@click.option("--jitter", default=0.2, show_default=True, metavar="X", type=click.FloatRange(0),
-              help="Standard deviation of the logarithm of a step's time.")  # fmt: skip
-@click.option("--slow", default=0, show_default=True, metavar="N", type=click.IntRange(0),
-              help="How many workers are slow.")  # fmt: skip
-@click.option("--slowness", default=2.0, show_default=True, metavar="X", type=click.FloatRange(1),
-              help="By which factor.")  # fmt: skip
-@click.option("--death", "deaths", multiple=True, metavar="TIME", callback=lambda _, __, texts: tuple(
-              map(units.latency, texts)), help="A worker dies then; repeatable.")  # fmt: skip
-@click.option("--loss", default=0.0, show_default=True, metavar="SHARE", type=click.FloatRange(0, 1),
-              help="Exchanges of gossip that fail.")  # fmt: skip
-@click.option("--bandwidth", default="10Gbit", show_default=True, metavar="RATE",
-              callback=_unit(units.bandwidth), help="Of a host's link, each way.")  # fmt: skip
-@click.option("--latency", "latency_s", default="50us", show_default=True, metavar="TIME",
-              callback=_unit(units.latency), help="Of a message.")  # fmt: skip
-@click.option("--model-bytes", default="46.8MB", show_default=True, metavar="SIZE",
-              callback=_unit(units.bandwidth), help="What the model counts as on the wire.")  # fmt: skip
+@options
 @click.option("--jobs", default=1, show_default=True, metavar="N", type=click.IntRange(1),
               help="Processes that simulate.")  # fmt: skip
 @click.option("--json", "record", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -113,7 +68,7 @@ def simulate(
     jobs: int,
     record: Path | None,
     pictures: Path | None,
-    **options: Any,
+    **setting: Any,
 ) -> None:
     """Compare synchronizers on clusters that need not exist.
 
@@ -128,10 +83,10 @@ def simulate(
       rdmatensor simulate --slow 1 --death 3s --pictures build/simulated
       rdmatensor simulate --sync "LocalSGD(period='quality', bound=0.02)" --json numbers.json
     """
-    setting = Setting(**options)
-    if setting.slow + len(setting.deaths) > min(workers):
+    cluster = Setting(**setting)
+    if cluster.slow + len(cluster.deaths) > min(workers):
         raise click.UsageError(f"more slow and dying workers than there are: {min(workers)}")
-    study = Study(names or DEFAULT, workers, learning_rates, seeds, target, batch, setting)
+    study = Study(names or DEFAULT, workers, learning_rates, seeds, target, batch, cluster)
     found = []
     try:
         for each in outcomes(study, jobs):
@@ -143,9 +98,9 @@ def simulate(
         raise click.UsageError(str(error)) from None
     if record:
         outcome = [each.record() for each in found]
-        text = json.dumps({"kind": "simulated", "study": asdict(study), "outcomes": outcome})
+        document = {"kind": "simulated", "study": asdict(study), "outcomes": outcome}
         with click.open_file(str(record), "w") as file:
-            file.write(text + "\n")
+            file.write(json.dumps(document) + "\n")
     if str(record) != "-":
         Console(width=None if sys.stdout.isatty() else 120).print(_table(found, study))
     if pictures:
@@ -156,10 +111,8 @@ def simulate(
 
 
 def _table(found: list[Outcome], study: Study) -> Table:
-    table = Table(
-        title=f"Simulated: {study.seeds} seeds, target {study.target:.0%}; median (least to most)",
-        title_justify="left",
-    )
+    title = f"Simulated: {study.seeds} seeds, target {study.target:.0%}; median (least to most)"
+    table = Table(title=title, title_justify="left")
     columns = "workers, synchronizer, learning rate, time to target, sent by a host, final accuracy"
     for name in columns.split(", "):
         table.add_column(name, justify="left" if name == "synchronizer" else "right")

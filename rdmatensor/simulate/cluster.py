@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..train.sync import rules
 from .problem import Array, Problem
+from .setting import Setting
 
 # A curve has so many points at most, and each is the accuracy of so many workers' models at most.
 _POINTS, _JUDGES = 100, 8
@@ -21,44 +23,6 @@ _POINTS, _JUDGES = 100, 8
 Wait = float | tuple[Any, ...]
 Life = Generator[Wait, None, Any]
 Act = Callable[[Array, list[Any]], tuple[Any, float]]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One cluster. Times are in seconds, bandwidths in bytes per second."""
-
-    workers: int = 8
-    host: int = 1
-    """Workers on one host, which share its link."""
-    step_s: float = 0.1
-    jitter: float = 0.1
-    """The standard deviation of the logarithm of a step's time."""
-    slow: int = 0
-    """How many workers are slow, and by which factor."""
-    slowness: float = 2.0
-    deaths: tuple[float, ...] = ()
-    """When workers die; the last rank first."""
-    loss: float = 0.0
-    """The share of the exchanges of gossip that fail. Transports are reliable, so none is lost unnoticed: it
-    stands for one that ends with its peer's time-out. Both go on with what they have."""
-    restart_s: float = 5.0
-    """How long synchronous training stands still when a worker dies, until there is a new group."""
-    bandwidth: float = 1.25e9
-    inside_bandwidth: float = 10e9
-    latency_s: float = 50e-6
-    model_bytes: float = 46.8e6
-    overlap: float = 0.5
-    """The share of a step that the all-reduce of gradients can hide behind."""
-    learning_rate: float = 0.4
-    decay: bool = False
-    """Whether the learning rate falls to 0, as half a cosine."""
-    steps: int = 300
-    """How many steps each worker takes, on average."""
-    seed: int = 0
-
-    @property
-    def hosts(self) -> int:
-        return math.ceil(self.workers / self.host)
 
 
 @dataclass
@@ -129,6 +93,7 @@ class Cluster:
         return float(self.setting.step_s * self._factors[rank] * jitter)
 
     def dead(self, rank: int) -> bool:
+        """Return whether a worker has died."""
         return bool(self._death[rank] <= self.now)
 
     def living(self) -> Array:
@@ -153,21 +118,21 @@ class Cluster:
         self.sent += nbytes
         return self.now + nbytes / self.setting.bandwidth + self.setting.latency_s
 
-    # What collective operations take: (n - 1) / n of the bytes twice around a ring, and a tree's latency.
-
     def all_reduce(self, share: float = 1.0) -> float:
         """Return the seconds of an all-reduce of a share of the model, among hosts. Counts its bytes."""
         hosts = self.setting.hosts
-        each = 2 * (hosts - 1) / hosts * share * self.setting.model_bytes
-        self.sent += each * hosts
-        return each / self.setting.bandwidth + 2 * _hops(hosts) * self.setting.latency_s
+        return self._collective(2 * (hosts - 1) / hosts * share, 2)
 
     def all_gather(self, share: float) -> float:
         """Return the seconds of gathering every host's `share` of the bytes of a model. Counts them."""
-        hosts = self.setting.hosts
-        each = (hosts - 1) * share * self.setting.model_bytes
-        self.sent += each * hosts
-        return each / self.setting.bandwidth + _hops(hosts) * self.setting.latency_s
+        return self._collective((self.setting.hosts - 1) * share, 1)
+
+    def _collective(self, share: float, phases: int) -> float:
+        """Let each host send a share of the model around a ring; each phase takes a tree's latency."""
+        hosts, nbytes = self.setting.hosts, share * self.setting.model_bytes
+        self.sent += nbytes * hosts
+        latency = phases * rules.hops(hosts) * self.setting.latency_s if hosts > 1 else 0.0
+        return nbytes / self.setting.bandwidth + latency
 
     def inside(self) -> float:
         """Return the seconds of an all-reduce of the model inside hosts, which the network does not see."""
@@ -211,12 +176,10 @@ class Group:
             self._meeting = _Meeting(self)
             ranks = np.array(sorted(meeting.values))
             meeting.result, seconds = act(ranks, [meeting.values[each] for each in ranks])
-            before, self._count = (
-                self._count,
-                sum(not self.cluster.dead(each) for each in self.ranks),
-            )
-            seconds += self.cluster.setting.restart_s if self._count < before else 0.0
-            meeting.end = self.cluster.now + seconds
+            before = self._count
+            self._count = sum(not self.cluster.dead(each) for each in self.ranks)
+            restart = self.cluster.setting.restart_s if self._count < before else 0.0
+            meeting.end = self.cluster.now + (seconds + restart)
         yield meeting.end
         return meeting.result
 
@@ -232,8 +195,3 @@ class _Meeting:
         return all(
             rank in self.values or self._group.cluster.dead(rank) for rank in self._group.ranks
         )
-
-
-def _hops(count: int) -> int:
-    """Return the depth of a tree of `count` members."""
-    return max(0, math.ceil(math.log2(count)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what was simulated: accuracy over time and over bytes, and the time to the target over workers."""
+"""Draw what was simulated: accuracy over time and over bytes, and the time to the target over workers."""
 
 from __future__ import annotations
 

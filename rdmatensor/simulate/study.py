@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares synchronizers: several seeds, each synchronizer at the learning rate that suits it."""
+"""Compare synchronizers: several seeds, each synchronizer at the learning rate that suits it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from multiprocessing import get_context
 from statistics import mean, median, pstdev
 from typing import Any
 
-from .cluster import Curve, Setting
+from .cluster import Curve
 from .problem import Problem
+from .setting import Setting
 from .synchronizers import SYNCHRONIZERS, Synchronizer
 
 # The examples of a step of `step_s`, and its share that does not depend on how many there are.
@@ -23,21 +24,19 @@ _EXAMPLES, _FIXED = 32, 0.2
 def synchronizer(text: str) -> tuple[Callable[..., Synchronizer], dict[str, Any]]:
     """Return the class and the arguments that "LocalSGD(period=8)" names. ValueError if it names none."""
     try:
-        called = ast.parse(text.strip(), mode="eval").body
-        name = called.func if isinstance(called, ast.Call) else called
-        arguments = (
-            {str(each.arg): ast.literal_eval(each.value) for each in called.keywords}
-            if isinstance(called, ast.Call) and not called.args
-            else {}
-        )
-    except (SyntaxError, ValueError):
-        name, arguments = None, {}
-    if not isinstance(name, ast.Name) or name.id not in SYNCHRONIZERS:
+        called: Any = ast.parse(text.strip(), mode="eval").body
+        if isinstance(called, ast.Name):
+            called = ast.Call(called, [], [])
+        make = SYNCHRONIZERS[called.func.id] if not called.args else None
+        arguments = {each.arg: ast.literal_eval(each.value) for each in called.keywords}
+    except (AttributeError, KeyError, SyntaxError, ValueError):
+        make, arguments = None, {}
+    if make is None or None in arguments:
         raise ValueError(
             f"{text!r} names no synchronizer: give one of {', '.join(SYNCHRONIZERS)}, with arguments "
             "by name: LocalSGD(period=8)"
         )
-    return SYNCHRONIZERS[name.id], arguments
+    return make, arguments
 
 
 @dataclass(frozen=True)

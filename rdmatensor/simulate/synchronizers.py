@@ -1,98 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The synchronizers of rdmatensor.train as simulated workers follow them: its rules, over simulated links."""
+"""The synchronizers of rdmatensor.train as simulated workers follow them: its rules, over simulated links.
+
+Fields with a default are the arguments that the command takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..train.sync import rules
 from ..train.sync.periods import QSR, Period, Quality
-from .cluster import Cluster, Curve, Group, Life, Setting
+from .cluster import Cluster, Curve, Group, Life
 from .problem import Array, Problem
+from .setting import Setting
 
 # An element that TopK sends is an index of four bytes and a value of one, as quantised values are.
 _SPARSE, _BYTE = 5 / 4, 1 / 4
 
 
+@dataclass(eq=False)
 class Synchronizer:
     """Workers that each compute a step, change their own model, and exchange as subclasses say."""
 
-    def __init__(self, setting: Setting, problem: Problem, period: int = 1) -> None:
-        self.cluster = Cluster(setting, problem)
-        self.setting, self.period = setting, period
+    setting: Setting
+    problem: Problem
+    period = 1  # an argument where a subclass has such a field
+
+    def __post_init__(self) -> None:
+        self.cluster = Cluster(self.setting, self.problem)
         self.models, self.steps = self.cluster.models, self.cluster.steps
-        self.group = Group(self.cluster, range(setting.workers))
+        self.group = Group(self.cluster, range(self.setting.workers))
+        self._begin()
 
     def run(self) -> Curve:
         """Train, and return what happened."""
         return self.cluster.run(self._life, self.judged)
 
+    def judged(self) -> Array:
+        """Return the models whose accuracy counts."""
+        return np.asarray(self.models[self.cluster.living()].mean(0, keepdims=True))
+
+    def _begin(self) -> None:
+        """Prepare what training needs besides models."""
+
     def _life(self, rank: int) -> Life:
         while True:
-            yield from self.before(rank)
-            gradient, loss = self.cluster.problem.gradients(
-                self.at(rank)[None], self.cluster.numbers[rank]
+            yield from self._before(rank)
+            gradient, loss = self.problem.gradients(
+                self._at(rank)[None], self.cluster.numbers[rank]
             )
             yield self.cluster.now + self.cluster.duration(rank)
-            yield from self.step(rank, gradient[0], float(loss[0]))
+            yield from self._step(rank, gradient[0], float(loss[0]))
             self.steps[rank] += 1
-            if self.steps[rank] % self.period == 0:
-                yield from self.exchange(rank)
+            if self._is_due(rank):
+                yield from self._exchange(rank)
 
-    def at(self, rank: int) -> Array:
+    def _at(self, rank: int) -> Any:
         """Return where the worker computes its gradient."""
-        found: Array = self.models[rank]
-        return found
+        return self.models[rank]
 
-    def before(self, rank: int) -> Life:
+    def _before(self, rank: int) -> Life:
         """Wait until a step may begin."""
         yield from ()
 
-    def step(self, rank: int, gradient: Array, loss: float) -> Life:
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
         """Take the local step."""
         self.models[rank] -= self.cluster.learning_rate * gradient
         yield from ()
 
-    def exchange(self, rank: int) -> Life:
+    def _is_due(self, rank: int) -> bool:
+        """Return whether to exchange after this step."""
+        return bool(self.steps[rank] % self.period == 0)
+
+    def _exchange(self, rank: int) -> Life:
         """Do what follows a period."""
         yield from ()
 
-    def judged(self) -> Array:
-        """Return the models whose accuracy counts."""
-        found: Array = self.models[self.cluster.living()].mean(0, keepdims=True)
-        return found
-
-    def mean(self, _: Array, models: list[Array]) -> tuple[Array, float]:
+    def _mean(self, _: Array, models: list[Array]) -> tuple[Array, float]:
         """Return the mean of all models, and the seconds that it takes."""
-        found: Array = np.mean(models, axis=0)
-        return found, self.cluster.inside() + self.cluster.all_reduce()
+        return np.mean(models, axis=0), self.cluster.inside() + self.cluster.all_reduce()
 
 
-class AllReduce(Synchronizer):
-    """Synchronous SGD: the mean gradient. `compression` is None, "int8", "fp8", "topk" or "powersgd"."""
+class Common(Synchronizer):
+    """A synchronizer with a common model, which counts, spread over the workers."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        problem: Problem,
-        compression: str | None = None,
-        share: float = 0.02,
-        rank: int = 4,
-    ) -> None:
-        super().__init__(setting, problem)
-        self.compressed = Compressed(self.cluster, compression, share, rank)
+    def _begin(self) -> None:
+        self.common: Array = self.models[0].copy()
 
-    def _act(self, ranks: Array, gradients: list[Array]) -> tuple[Array, float]:
-        mean, seconds = self.compressed(ranks, gradients)
-        hidden = self.setting.overlap * self.setting.step_s
-        return mean, self.cluster.inside() + max(0.0, seconds - hidden)
-
-    def step(self, rank: int, gradient: Array, loss: float) -> Life:
-        mean = yield from self.group.meet(rank, gradient, self._act)
-        yield from super().step(rank, mean, loss)
+    def judged(self) -> Array:
+        """Return the common model."""
+        return self.common.reshape(1, -1)
 
 
 class Compressed:
@@ -106,6 +107,7 @@ class Compressed:
         self._rights: dict[int, Array] = {}
 
     def __call__(self, ranks: Array, vectors: Sequence[Array] | Array) -> tuple[Array, float]:
+        """Return the mean of the vectors of these workers, and keep what was not sent."""
         if self._how is None:
             return np.mean(vectors, axis=0), self._cluster.all_reduce()
         wanted = rules.with_error(np.array(vectors), self.errors[ranks])
@@ -116,8 +118,7 @@ class Compressed:
             sent = np.array([self._top(vector) for vector in wanted])
             seconds = self._cluster.all_gather(self._share * _SPARSE)
         else:
-            int8 = self._how == "int8"
-            to, back = (rules.to_int8, rules.from_int8) if int8 else (rules.to_fp8, rules.from_fp8)
+            to, back = (getattr(rules, f"{way}_{self._how}") for way in ("to", "from"))
             sent = np.array([back(*to(vector)) for vector in wanted])
             seconds = self._cluster.all_reduce(_BYTE)
         self.errors[ranks] = wanted - sent
@@ -132,55 +133,77 @@ class Compressed:
         sent, elements, problem = np.empty_like(wanted), 0, self._cluster.problem
         parts = zip(problem.matrices(wanted), problem.matrices(sent), strict=True)
         for number, (matrices, results) in enumerate(parts):
-            if matrices.ndim == 2:  # a bias is sent as it is
-                results[:] = matrices.mean(0)
-                elements += matrices.shape[1]
+            mean = matrices.mean(0)
+            if mean.ndim == 1:  # a bias is sent as it is
+                results[:] = mean
+                elements += mean.size
                 continue
             if number not in self._rights:
-                shape = (matrices.shape[2], min(self._rank, *matrices.shape[1:]))
+                shape = mean.shape[1], min(self._rank, *mean.shape)
                 start = np.random.default_rng(number).standard_normal(shape)
                 self._rights[number] = start.astype(np.float32)
-            left = rules.orthonormal(rules.power_left(matrices.mean(0), self._rights[number]))
-            right = self._rights[number] = rules.power_right(matrices.mean(0), left)
+            left = rules.orthonormal(rules.power_left(mean, self._rights[number]))
+            right = self._rights[number] = rules.power_right(mean, left)
             results[:] = rules.power_result(left, right)
             elements += left.size + right.size
         return sent, elements / wanted.shape[1]
 
 
+@dataclass(eq=False)
+class AllReduce(Synchronizer):
+    """Synchronous SGD: the mean gradient. `compression` is None, "int8", "fp8", "topk" or "powersgd"."""
+
+    compression: str | None = None
+    share: float = 0.02
+    rank: int = 4
+
+    def _begin(self) -> None:
+        self.compressed = Compressed(self.cluster, self.compression, self.share, self.rank)
+
+    def _act(self, ranks: Array, gradients: list[Array]) -> tuple[Array, float]:
+        mean, seconds = self.compressed(ranks, gradients)
+        hidden = self.setting.overlap * self.setting.step_s
+        return mean, self.cluster.inside() + max(0.0, seconds - hidden)
+
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
+        mean = yield from self.group.meet(rank, gradient, self._act)
+        yield from super()._step(rank, mean, loss)
+
+
+@dataclass(eq=False)
 class LocalSGD(Synchronizer):
     """The mean of all models every `period` steps: a number, "qsr" or "quality".
 
     `alpha` is QSR's, `bound` is the quality's; both begin at `base`.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        problem: Problem,
-        period: int | str = 8,
-        base: int = 2,
-        alpha: float = 1.0,
-        bound: float = 0.02,
-        longest: int = 64,
-    ) -> None:
-        super().__init__(setting, problem)
-        known: dict[str, Callable[[], Period]] = {
-            "qsr": lambda: QSR(alpha, base),
-            "quality": lambda: Quality(bound, base, longest),
-        }
-        if isinstance(period, str) and period not in known:
-            raise ValueError(f"there is no period {period!r}: a number, {', '.join(known)}")
-        self._period = known[period]() if isinstance(period, str) else Period(period)
+    period: Any = 8
+    base: int = 2
+    alpha: float = 1.0
+    bound: float = 0.02
+    longest: int = 64
+
+    def _begin(self) -> None:
+        if self.period == "qsr":
+            self._period: Period = QSR(self.alpha, self.base)
+        elif self.period == "quality":
+            self._period = Quality(self.bound, self.base, self.longest)
+        elif isinstance(self.period, str):
+            raise ValueError(f"there is no period {self.period!r}: a number, qsr, quality")
+        else:
+            self._period = Period(self.period)
         self._due = self._period.steps
-        self._losses: list[list[float]] = [[] for _ in range(setting.workers)]
+        self._losses: list[list[float]] = [[] for _ in range(self.setting.workers)]
 
-    def step(self, rank: int, gradient: Array, loss: float) -> Life:
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
         self._losses[rank].append(loss)
-        yield from super().step(rank, gradient, loss)
+        yield from super()._step(rank, gradient, loss)
 
-    def exchange(self, rank: int) -> Life:
-        if self.steps[rank] >= self._due:
-            self.models[rank] = yield from self.group.meet(rank, self.models[rank], self._average)
+    def _is_due(self, rank: int) -> bool:
+        return bool(self.steps[rank] >= self._due)
+
+    def _exchange(self, rank: int) -> Life:
+        self.models[rank] = yield from self.group.meet(rank, self.models[rank], self._average)
 
     def _average(self, ranks: Array, models: list[Array]) -> tuple[Array, float]:
         # An exchange comes before the loss of its step is observed.
@@ -189,77 +212,76 @@ class LocalSGD(Synchronizer):
         self._losses = [each[-1:] for each in self._losses]
         learning_rate = float(self.cluster.learning_rate)
         self._due += self._period.following(learning_rate, lambda mean: mean)
-        return self.mean(ranks, models)
+        return self._mean(ranks, models)
 
 
 class Hierarchical(LocalSGD):
     """Inside a host, synchronous SGD; between hosts, the mean of models at periods as in LocalSGD."""
 
-    def __init__(self, setting: Setting, problem: Problem, **options: Any) -> None:
-        super().__init__(setting, problem, **options)
-        firsts = range(0, setting.workers, setting.host)
-        ends = [min(first + setting.host, setting.workers) for first in firsts]
-        self._hosts = [Group(self.cluster, range(*each)) for each in zip(firsts, ends, strict=True)]
+    def _begin(self) -> None:
+        super()._begin()
+        size, host = self.setting.workers, self.setting.host
+        starts = range(0, size, host)
+        self._hosts = [Group(self.cluster, range(size)[start : start + host]) for start in starts]
 
-    def step(self, rank: int, gradient: Array, loss: float) -> Life:
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
         group = self._hosts[rank // self.setting.host]
         mean = yield from group.meet(
             rank, gradient, lambda _, each: (np.mean(each, axis=0), self.cluster.inside())
         )
-        yield from super().step(rank, mean, loss)
+        yield from super()._step(rank, mean, loss)
 
 
+@dataclass(eq=False)
 class DiLoCo(Synchronizer):
     """Nesterov on the mean of what workers have moved in `period` steps."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        problem: Problem,
-        period: int = 20,
-        learning_rate: float = 0.7,
-        momentum: float = 0.9,
-        compression: str | None = None,
-        share: float = 0.02,
-        rank: int = 4,
-    ) -> None:
-        super().__init__(setting, problem, period)
-        self._compressed = Compressed(self.cluster, compression, share, rank)
-        self._outer = learning_rate, momentum
+    period: int = 20
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+    compression: str | None = None
+    share: float = 0.02
+    rank: int = 4
+
+    def _begin(self) -> None:
+        self._compressed = Compressed(self.cluster, self.compression, self.share, self.rank)
         self._anchor = self.models[0].copy()
         self._velocity = np.zeros_like(self._anchor)
 
-    def exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life:
         moved = rules.outer_gradient(self._anchor, self.models[rank])
         self.models[rank] = yield from self.group.meet(rank, moved, self._outer_step)
 
     def _outer_step(self, ranks: Array, moved: list[Array]) -> tuple[Array, float]:
         mean, seconds = self._compressed(ranks, moved)
         self._anchor, self._velocity = rules.nesterov(
-            self._anchor, self._velocity, mean, *self._outer
+            self._anchor, self._velocity, mean, self.learning_rate, self.momentum
         )
         return self._anchor, self.cluster.inside() + seconds
 
 
+@dataclass(eq=False)
 class GossipPGA(Synchronizer):
-    """Each pulls along the exponential graph and waits for that peer only; every `every` steps, the mean of
-    all."""
+    """Each pulls along the exponential graph and waits for that peer only.
 
-    def __init__(self, setting: Setting, problem: Problem, every: int = 16) -> None:
-        super().__init__(setting, problem)
-        self._every = every
+    Every `every` steps, all take the mean of all models.
+    """
+
+    every: int = 16
+
+    def _begin(self) -> None:
         self._published: dict[tuple[int, int], Array] = {}
 
     def _ready(self, rank: int, step: int) -> bool:
         return (rank, step) in self._published or self.cluster.dead(rank)
 
-    def exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life:
         step, models, living = int(self.steps[rank]), self.models, self.cluster.living().tolist()
-        if rules.averages_globally(step, self._every):
-            models[rank] = yield from self.group.meet(rank, models[rank], self.mean)
+        if rules.averages_globally(step, self.every):
+            models[rank] = yield from self.group.meet(rank, models[rank], self._mean)
             return
         self._published[rank, step] = models[rank].copy()
-        self._published.pop((rank, step - self._every), None)
+        self._published.pop((rank, step - self.every), None)
         other = living[rules.exponential_peer(living.index(rank), step, len(living))]
         yield self._ready, other, step
         if (other, step) in self._published:
@@ -268,18 +290,21 @@ class GossipPGA(Synchronizer):
                 models[rank] = rules.pull(models[rank], self._published[other, step])
 
 
+@dataclass(eq=False)
 class PullGossip(Synchronizer):
-    """Reads a random worker's model and goes on with the mean of both."""
+    """Every worker reads a random one's model, and goes on with the mean of both."""
 
-    def peer(self, rank: int) -> int | None:
+    period: int = 1
+
+    def _peer(self, rank: int) -> int | None:
         """Return a random other worker; None if it is dead."""
         if self.setting.workers == 1:
             return None
         other = rules.random_peer(self.cluster.numbers[rank], rank, self.setting.workers)
         return None if self.cluster.dead(other) else other
 
-    def exchange(self, rank: int) -> Life:
-        other = self.peer(rank)
+    def _exchange(self, rank: int) -> Life:
+        other = self._peer(rank)
         if other is not None:
             read = self.models[other].copy()  # as it is when the read begins
             yield self.cluster.transfer(other, rank)
@@ -290,15 +315,14 @@ class PullGossip(Synchronizer):
 class Messages(PullGossip):
     """What pushing needs: messages that arrive while workers compute."""
 
-    def __init__(self, setting: Setting, problem: Problem, period: int = 1) -> None:
-        super().__init__(setting, problem, period)
-        self.inbox: list[list[tuple[float, Any]]] = [[] for _ in range(setting.workers)]
+    def _begin(self) -> None:
+        self.inbox: list[list[tuple[float, Any]]] = [[] for _ in range(self.setting.workers)]
 
-    def free(self, rank: int) -> bool:
+    def _may_send(self, rank: int) -> bool:
         """Return whether the last message has left; until then, a worker sends no other one."""
         return bool(self.cluster.leaves[rank] <= self.cluster.now)
 
-    def send(self, rank: int, other: int, message: Any) -> bool:
+    def _send(self, rank: int, other: int, message: Any) -> bool:
         """Send a message, which is there when its bytes are. False if it fails, which takes as long."""
         arrival = self.cluster.transfer(rank, other)
         if self.cluster.fails(rank):
@@ -306,7 +330,7 @@ class Messages(PullGossip):
         self.inbox[other].append((arrival, message))
         return True
 
-    def arrived(self, rank: int, senders: set[int] | None = None) -> list[Any]:
+    def _arrived(self, rank: int, senders: set[int] | None = None) -> list[Any]:
         """Return the messages that are there; of some senders, which they begin with, the first of each."""
         found, left, wanted = [], [], set(senders or ())
         for at, message in self.inbox[rank]:
@@ -321,43 +345,47 @@ class Messages(PullGossip):
 
 
 class PushGossip(Messages):
-    """Sends its model to a random worker, and goes on with the mean of its own and those that came."""
+    """Every worker sends its model to a random one, and goes on with the mean of its own and those that
+    came.
+    """
 
-    def exchange(self, rank: int) -> Life:
-        self.models[rank] = rules.push(self.models[rank], self.arrived(rank))
-        other = self.peer(rank)
-        if other is not None and self.free(rank):
-            self.send(rank, other, self.models[rank].copy())
+    def _exchange(self, rank: int) -> Life:
+        self.models[rank] = rules.push(self.models[rank], self._arrived(rank))
+        other = self._peer(rank)
+        if other is not None and self._may_send(rank):
+            self._send(rank, other, self.models[rank].copy())
         yield from ()
 
 
+@dataclass(eq=False)
 class SGP(Messages):
-    """Push-sum along the exponential graph. With `wait`, a worker waits so many seconds for the message of
-    its turn."""
+    """Push-sum along the exponential graph.
 
-    def __init__(
-        self, setting: Setting, problem: Problem, period: int = 1, wait: float = 0.0
-    ) -> None:
-        super().__init__(setting, problem, period)
-        self.weights = np.ones(setting.workers)
-        self._wait = wait
-        self._due: list[set[int]] = [set() for _ in range(setting.workers)]
+    With `wait`, a worker waits so many seconds for the message of its turn.
+    """
 
-    def at(self, rank: int) -> Array:
+    wait: float = 0.0
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.weights = np.ones(self.setting.workers)
+        self._due: list[set[int]] = [set() for _ in range(self.setting.workers)]
+
+    def _at(self, rank: int) -> Any:
         return rules.unbiased(self.models[rank], self.weights[rank]).astype(np.float32)
 
-    def exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life:
         size, step = self.setting.workers, int(self.steps[rank]) // self.period
         source = rules.exponential_source(rank, step, size)
         other = rules.exponential_peer(rank, step, size)
-        end = self.cluster.now + self._wait
-        awaited = self._wait > 0 and source not in self._due[rank]
+        end = self.cluster.now + self.wait
+        awaited = self.wait > 0 and source not in self._due[rank]
         self._due[rank].add(source)
-        while not self.free(rank) and self.cluster.now < end:
+        while not self._may_send(rank) and self.cluster.now < end:
             yield min(float(self.cluster.leaves[rank]), end)
-        if other != rank and self.free(rank) and not self.cluster.dead(other):
+        if other != rank and self._may_send(rank) and not self.cluster.dead(other):
             half, weight = self.models[rank] / 2, self.weights[rank] / 2
-            if self.send(rank, other, (rank, half, weight)):  # what cannot be sent stays
+            if self._send(rank, other, (rank, half, weight)):  # what cannot be sent stays
                 self.models[rank], self.weights[rank] = half, weight
         self._receive(rank)
         while awaited and source in self._due[rank] and self.cluster.now < end:
@@ -368,118 +396,98 @@ class SGP(Messages):
 
     def _receive(self, rank: int) -> None:
         """Add what is there; where workers wait for turns, what is due."""
-        used = self.arrived(rank, self._due[rank] if self._wait else None)
+        used = self._arrived(rank, self._due[rank] if self.wait else None)
         self._due[rank] -= {source for source, _, _ in used}
         self.models[rank], self.weights[rank] = rules.push_sum(
             self.models[rank], self.weights[rank], [(value, weight) for _, value, weight in used]
         )
 
-    def step(self, rank: int, gradient: Array, loss: float) -> Life:
-        yield from super().step(rank, np.float32(self.weights[rank]) * gradient, loss)
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
+        yield from super()._step(rank, np.float32(self.weights[rank]) * gradient, loss)
 
     def judged(self) -> Array:
-        living = self.cluster.living()
-        found: Array = np.mean([self.at(rank) for rank in living], axis=0, keepdims=True)
-        return found
+        """Return the mean of what the living workers stand for."""
+        return np.mean([self._at(rank) for rank in self.cluster.living()], 0, keepdims=True)  # type: ignore[no-any-return]
 
 
-class EASGD(Synchronizer):
-    """Moves towards a centre, which is spread over the workers, and moves the centre."""
+@dataclass(eq=False)
+class EASGD(Common):
+    """Every worker and a centre move towards each other."""
 
-    def __init__(
-        self, setting: Setting, problem: Problem, period: int = 4, beta: float = 0.9
-    ) -> None:
-        super().__init__(setting, problem, period)
-        self._centre = self.models[0].copy()
-        self._alpha = rules.elastic_rate(beta, setting.workers)
+    period: int = 4
+    beta: float = 0.9
 
-    def exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life:
         yield self.cluster.spread()
-        difference = rules.elastic_difference(self.models[rank], self._centre, self._alpha)
+        alpha = rules.elastic_rate(self.beta, self.setting.workers)
+        difference = rules.elastic_difference(self.models[rank], self.common, alpha)
         self.models[rank] -= difference
-        self._centre += difference
+        self.common += difference
         yield self.cluster.spread()
 
-    def judged(self) -> Array:
-        found: Array = self._centre[None]
-        return found
 
+@dataclass(eq=False)
+class SSP(Common):
+    """Gradients are added to a common model; nobody is further ahead of the last than `slack` steps."""
 
-class SSP(Synchronizer):
-    """Gradients are added to a common model, which is spread over the workers; nobody is further ahead of the
-    last than `slack` steps."""
-
-    def __init__(self, setting: Setting, problem: Problem, slack: int = 3) -> None:
-        super().__init__(setting, problem)
-        self._slack = slack
-        self._common = self.models[0].copy()
+    slack: int = 3
 
     def _may_begin(self, clock: int) -> bool:
-        return rules.may_begin(clock, self.steps[self.cluster.living()].tolist(), self._slack)
+        return rules.may_begin(clock, self.steps[self.cluster.living()].tolist(), self.slack)
 
-    def before(self, rank: int) -> Life:
+    def _before(self, rank: int) -> Life:
         yield self._may_begin, int(self.steps[rank])
         yield self.cluster.spread()
-        self.models[rank] = self._common
+        self.models[rank] = self.common
 
-    def step(self, rank: int, gradient: Array, loss: float) -> Life:
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
         members = np.float32(len(self.cluster.living()))
-        self._common -= self.cluster.learning_rate / members * gradient
+        self.common -= self.cluster.learning_rate / members * gradient
         yield from ()
 
-    def exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life:
         yield self.cluster.spread()
 
-    def judged(self) -> Array:
-        found: Array = self._common[None]
-        return found
 
+@dataclass(eq=False)
+class Decoupled(Common):
+    """DiLoCo that nobody waits for.
 
-class Decoupled(Synchronizer):
-    """DiLoCo that nobody waits for: the outer step takes what has arrived when a quorum has, and a grace has
-    passed; workers go on with it when they see it."""
+    The outer step takes what has arrived when a quorum has, and a grace has passed. Workers go on with it
+    when they see it.
+    """
 
-    def __init__(
-        self,
-        setting: Setting,
-        problem: Problem,
-        period: int = 20,
-        quorum: int = 2,
-        grace: float = 0.2,
-        learning_rate: float = 0.7,
-        momentum: float = 0.9,
-    ) -> None:
-        super().__init__(setting, problem, period)
-        self._quorum, self._grace = min(quorum, setting.workers), grace
-        self._outer = learning_rate, momentum
-        self._anchor = self.models[0].copy()
-        self._velocity = np.zeros_like(self._anchor)
-        self._based = self.models.copy()  # the anchor from which each worker has gone on
+    period: int = 20
+    quorum: int = 2
+    grace: float = 0.2
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._velocity = np.zeros_like(self.common)
+        self._based = self.models.copy()  # the common model from which each worker has gone on
         self._arrived: list[tuple[float, Array]] = []  # when, and what
 
-    def exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life:
         yield self.cluster.spread()
         moved = rules.outer_gradient(self._based[rank], self.models[rank])
         self._arrived.append((self.cluster.now, moved))
-        yield self.cluster.now + self._grace
+        yield self.cluster.now + self.grace
         self._outer_step()
         yield self.cluster.spread()
-        self.models[rank] = self._based[rank] = self._anchor
+        self.models[rank] = self._based[rank] = self.common
 
     def _outer_step(self) -> None:
-        count = len(self._arrived)
-        since = self._arrived[self._quorum - 1][0] if count >= self._quorum else np.inf
+        count, quorum = len(self._arrived), min(self.quorum, self.setting.workers)
+        since = self._arrived[quorum - 1][0] if count >= quorum else np.inf
         waited = self.cluster.now - since
-        if rules.quorum_reached(count, self._quorum, waited, self._grace * 0.999):
+        if rules.quorum_reached(count, quorum, waited, self.grace * 0.999):
             mean = rules.weighted_mean([each for _, each in self._arrived], [1.0] * count)
             self._arrived.clear()
-            self._anchor, self._velocity = rules.nesterov(
-                self._anchor, self._velocity, mean, *self._outer
+            self.common, self._velocity = rules.nesterov(
+                self.common, self._velocity, mean, self.learning_rate, self.momentum
             )
-
-    def judged(self) -> Array:
-        found: Array = self._anchor[None]
-        return found
 
 
 SYNCHRONIZERS: dict[str, Callable[..., Synchronizer]] = {

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 pytest.importorskip("sklearn")
 
 from rdmatensor.cli import main
-from rdmatensor.simulate.cluster import Setting
 from rdmatensor.simulate.problem import Problem
+from rdmatensor.simulate.setting import Setting
 from rdmatensor.simulate.synchronizers import SGP, SYNCHRONIZERS, AllReduce, PullGossip
 from rdmatensor.train.sync import rules
 
@@ -27,7 +27,7 @@ def problem() -> Problem:
 
 
 def _train(name: str, problem: Problem, arguments: Any = None, **setting: Any) -> Any:
-    settings = {"workers": 4, "learning_rate": 0.8, "steps": 80, **setting}
+    settings = {"workers": 4, "learning_rate": 0.8, "steps": 80, "jitter": 0.1, **setting}
     return SYNCHRONIZERS[name](Setting(**settings), problem, **(arguments or {})).run()
 
 
