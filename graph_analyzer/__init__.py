@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells, before a cluster exists, what a dataflow graph will send between tasks and where it will lie.
+"""Tell, before a cluster exists, what a dataflow graph will send between tasks and where it will lie.
 
     from graph_analyzer import PlacedOn, analyze, live, to_html
 

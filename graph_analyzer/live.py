@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a running server for its plan in force over TensorFlow's own gRPC port.
+"""Ask a running server for its plan in force over TensorFlow's own gRPC port.
 
 The request is a RecvBuf whose key is "rdmatensor.plan". The transport options of the response hold the plan
 as JSON. A server without the plugin rejects the request.
@@ -88,7 +88,7 @@ def _why(address: str, error: Any, grpc: Any) -> str:
 
 @cache
 def _messages() -> tuple[Any, Any]:
-    """RecvBufRequest and RecvBufResponse, with the fields that are used here.
+    """Return RecvBufRequest and RecvBufResponse, with the fields that are used here.
 
     TensorFlow's Python package does not include them. The field numbers are those of
     tensorflow/core/protobuf/worker.proto.

@@ -124,6 +124,15 @@ class Edge:
         return self.shape is not None and None not in self.shape and self.plan_class != "rpc"
 
 
+def by_path(edges: Iterable[Edge]) -> dict[str, int]:
+    """Return the bytes per step that these edges put on each path (Edge.paths)."""
+    totals = dict.fromkeys(PATHS, 0)
+    for edge in edges:
+        for path, count in edge.paths().items():
+            totals[path] += count
+    return totals
+
+
 @dataclass(frozen=True)
 class Variable:
     """A variable of the graph and its task. `bytes` is 0 if its size is not known."""
@@ -201,11 +210,7 @@ class TransferPlan:
 
     def bytes_by_path(self) -> dict[str, int]:
         """Return the bytes per step on each path, with as few on static ones as may happen (Edge.paths)."""
-        totals = dict.fromkeys(PATHS, 0)
-        for edge in self.edges:
-            for path, count in edge.paths().items():
-                totals[path] += count
-        return totals
+        return by_path(self.edges)
 
     @property
     def static_share(self) -> float:

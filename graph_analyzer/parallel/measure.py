@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how long layers take on this machine."""
+"""Measure how long layers take on this machine."""
 
 from __future__ import annotations
 

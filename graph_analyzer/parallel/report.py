@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows how layers are shared, and what to expect, as text and as a page."""
+"""Show how layers are shared, and what to expect, as text and as a page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.table import Table
 
 from rdmatensor.units import duration, size
 
-from ..model.errors import AnalysisError
 from ..report.cost import Network
+from ..report.html import render
 from .balance import Choice, choices, intensity
 from .layers import NETWORKS, Layer
 from .timeline import REPORTED, Compute, Point, scaling
@@ -161,14 +161,8 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def page(study: Study) -> str:
     """Render the study as a self-contained HTML page. Raises AnalysisError without jinja2."""
-    try:
-        import jinja2
-    except ImportError:
-        raise AnalysisError(
-            "the HTML page needs jinja2: pip install 'rdmatensor[analyzer]'"
-        ) from None
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(_TEMPLATE.read_text()).render(
+    return render(
+        _TEMPLATE,
         title=study.title,
         headline=headline(study),
         layer_columns=LAYER_COLUMNS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Studies a Keras model, or a network of PCL-DNN's paper."""
+"""Study a Keras model, or a network of PCL-DNN's paper."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a graph into its plan without a cluster."""
+"""Turn a graph into its plan without a cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the tensors that travel between the tasks of a placed graph."""
+"""Find the tensors that travel between the tasks of a placed graph."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the loops of a graph: which nodes are in them, and how often these run in a step.
+"""Find the loops of a graph: which nodes are in them, and how often these run in a step.
 
 A loop runs as often as its condition says. The condition is evaluated if it depends on constants, sizes and
 counters only; of a condition such as `i < n and not done`, the part that is known bounds the count.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives every node its device by the rules of TensorFlow's placer for machines with CPUs.
+"""Give every node its device by the rules of TensorFlow's placer for machines with CPUs.
 
 * Nodes that share a resource or a reference, or name each other in `_class`, share a device: the one
   of the node that makes the resource, or else the first one that is named.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans transfers with the planner that servers use (rdmatensor.plan)."""
+"""Plan transfers with the planner that servers use (rdmatensor.plan)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates the numbers on which loops depend: constants, sizes, and what is computed from them."""
+"""Evaluate the numbers on which loops depend: constants, sizes, and what is computed from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _REDUCE: dict[str, Callable[..., Any]] = {
 
 
 class Values:
-    """Evaluates tensors of a graph. Operations that are not in the tables above have no known value."""
+    """The values of a graph's tensors. Operations that are not in the tables above have no known value."""
 
     def __init__(
         self, nodes: Mapping[str, Any], shapes: Shapes, leave: Callable[[str], Value]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses device strings."""
+"""Parse device strings."""
 
 from __future__ import annotations
 

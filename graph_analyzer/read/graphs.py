@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads GraphDefs: references, types of inputs and outputs, sinks."""
+"""Read GraphDefs: references, types of inputs and outputs, sinks."""
 
 from __future__ import annotations
 

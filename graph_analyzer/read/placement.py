@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a Keras model into one training step of parameter servers and workers."""
+"""Turn a Keras model into one training step of parameter servers and workers."""
 
 from __future__ import annotations
 

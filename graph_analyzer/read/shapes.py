@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the shapes of all tensors of a graph by TensorFlow's own shape functions.
+"""Find the shapes of all tensors of a graph by TensorFlow's own shape functions.
 
 A loop variable is assumed to keep the shape with which it enters. If inference shows that it does not, the
 assumption is relaxed to what both shapes have in common, and inference is repeated.
@@ -49,7 +49,7 @@ class Shapes:
         return str(dtype.name), 0 if opaque else int(dtype.size)
 
     def number(self, node: str, output: int) -> int:
-        """TensorFlow's number for the type."""
+        """Return TensorFlow's number for the type."""
         return int(self._tensor(node, output).dtype.base_dtype.as_datatype_enum)
 
     def origin(self, node: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads every source that can be analysed into a GraphDef and what runs of it."""
+"""Read every source that can be analysed into a GraphDef and what runs of it."""
 
 from __future__ import annotations
 
@@ -100,10 +100,6 @@ def _of_function(function: Any, request: Request) -> Program:
     return program
 
 
-def _colocated(operation: Any) -> bool:
-    return "_class" in operation.node_def.attr
-
-
 def _add_result(program: Program, number: int, tensor: Any) -> None:
     """Add the end of a function's output, on the device where TensorFlow leaves the output.
 
@@ -111,7 +107,7 @@ def _add_result(program: Program, number: int, tensor: Any) -> None:
     tf.function returns.
     """
     source = tensor.op
-    while source.type == "Identity" and not source.device and not _colocated(source):
+    while source.type == "Identity" and not (source.device or "_class" in source.node_def.attr):
         source = source.inputs[0].op
     end = program.graph.node.add(name=f"rdmatensor_result_{number}", op="Identity")
     end.input.append(tensor.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws where tensors lie at each receiver over the rounds of a step, as rectangles.
+"""Draw where tensors lie at each receiver over the rounds of a step, as rectangles.
 
 The horizontal axis shows rounds of transfers: a tensor lies there from the round in which it arrives to the
 round after which all its consumers have run. The vertical axis shows bytes of the receiver's memory, link by

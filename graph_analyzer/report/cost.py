@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts the least time that the communication of a step takes on a given network.
+"""Predict the least time that the communication of a step takes on a given network.
 
     T = max over tasks of max(sent, received) / bandwidth  +  sum over rounds of their latency
 
@@ -55,7 +55,12 @@ class Prediction:
 
 
 def predict(plan: TransferPlan, network: Network | None = None, iterations: int = 1) -> Prediction:
-    """Apply the formula above."""
+    """Predict the least time that the communication of a step takes, by the formula of
+    docs/graph_analyzer.md.
+
+    `network` is Network() if None. A loop of which it is not known how often it runs runs `iterations`
+    times.
+    """
     network = network or Network()
     sent, received = dict.fromkeys(plan.tasks, 0), dict.fromkeys(plan.tasks, 0)
     links: dict[tuple[str, str], float] = {}

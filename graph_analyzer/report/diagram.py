@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the tasks of a plan and the links between them: a line's width is the bytes that travel on it."""
+"""Draw the tasks of a plan and the links between them: a line's width is the bytes that travel on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import sqrt
 
 from rdmatensor.units import short_task, size
 
-from ..model.plan import PATHS, TransferPlan
+from ..model.plan import PATHS, TransferPlan, by_path
 
 WIDTH = 900.0
 _BOX, _TALL, _GAP = 150.0, 44.0, 22.0
@@ -91,11 +91,7 @@ def _line(
     places: dict[str, tuple[float, float]],
 ) -> Line:
     (x1, y1), (x2, y2) = places[source], places[destination]
-    paths = dict.fromkeys(PATHS, 0)
-    for edge in plan.edges:
-        if (edge.source, edge.destination) == (source, destination):
-            for path, nbytes in edge.paths().items():
-                paths[path] += nbytes
+    paths = by_path(each for each in plan.edges if each.key[:2] == (source, destination))
     # Links there leave above the middle of a box, links back below it.
     forth = (x1, source) < (x2, destination)
     y1, y2 = (y + _TALL * (0.36 if forth else 0.64) for y in (y1, y2))

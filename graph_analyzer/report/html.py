@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders a plan as a self-contained HTML page."""
+"""Render a plan as a self-contained HTML page."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rdmatensor.units import duration, short_task, size
 
@@ -43,16 +44,10 @@ def to_html(
 
 def page(plan: TransferPlan, network: Network | None = None, title: str = "Transfer plan") -> str:
     """Render a plan as the text of the page. Raises AnalysisError without jinja2."""
-    try:
-        import jinja2
-    except ImportError:
-        raise AnalysisError(
-            "the HTML page needs jinja2: pip install 'rdmatensor[analyzer]'"
-        ) from None
     network = network or Network()
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     totals = plan.bytes_by_path()
-    return environment.from_string(_TEMPLATE.read_text()).render(
+    return render(
+        _TEMPLATE,
         title=title,
         headline=headline(plan),
         classes=classes_text(plan),
@@ -81,6 +76,18 @@ def page(plan: TransferPlan, network: Network | None = None, title: str = "Trans
         short=short_task,
         size=size,
     )
+
+
+def render(template: Path, **values: Any) -> str:
+    """Fill in a page's template. Raises AnalysisError without jinja2."""
+    try:
+        import jinja2
+    except ImportError:
+        raise AnalysisError(
+            "the HTML page needs jinja2: pip install 'rdmatensor[analyzer]'"
+        ) from None
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(template.read_text()).render(values)
 
 
 def _cards(plan: TransferPlan, network: Network) -> list[tuple[str, str]]:

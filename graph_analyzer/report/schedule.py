@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws when the ports of tasks are busy, if each round of transfers begins when the one before is over.
+"""Draw when the ports of tasks are busy, if each round of transfers begins when the one before is over.
 
 A round takes its latency, and as long as the fullest port of the round needs. Computation counts as nothing.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rdmatensor.units import duration, short_task, size
 
-from ..model.plan import PATHS, Edge, TransferPlan
+from ..model.plan import PATHS, Edge, TransferPlan, by_path
 from .cost import Network, latency
 
 WIDTH, ROW = 900.0, 30.0
@@ -68,10 +68,7 @@ def schedule(plan: TransferPlan, network: Network) -> Schedule:
     rows = {task: ROW * row for row, task in enumerate(plan.tasks)}
     bars = []
     for start, length, (task, sends), edges, number in spans:
-        paths = dict.fromkeys(PATHS, 0)
-        for edge in edges:
-            for path, count in edge.paths().items():
-                paths[path] += count
+        paths = by_path(edges)
         what = f"{short_task(task)} {'sends' if sends else 'receives'}"
         title = (
             f"round {number}: {what} {size(sum(paths.values()))} in {len(edges)} tensors, "

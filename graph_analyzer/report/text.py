@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders a plan as tables for a terminal."""
+"""Render a plan as tables for a terminal."""
 
 from __future__ import annotations
 

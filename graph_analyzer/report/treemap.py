@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the variables of a plan as a treemap: a rectangle's area is the bytes, its colour the task."""
+"""Draw the variables of a plan as a treemap: a rectangle's area is the bytes, its colour the task."""
 
 from __future__ import annotations
 
