@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which packages parts of rdmatensor need beyond its own requirements, and how to install them."""
+"""What parts of rdmatensor need beyond its own requirements, how to install it, and what was built."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _TENSORFLOW = "pip install 'tensorflow-cpu>=2.20,<2.23', then install rdmatensor beside it again"
 # By the name that is imported. pip adds what an extra lists to an rdmatensor that is installed already.
@@ -18,6 +20,14 @@ _REMEDIES = {
     "tensorflow": _TENSORFLOW,
     **{name: f"pip install {name}" for name in ("cffi", "click", "jinja2", "numpy", "rich")},
 }
+
+
+def build_info() -> dict[str, str]:
+    """Return the facts that rdmatensor's own build recorded; {} if there are none."""
+    try:
+        return dict(json.loads(Path(__file__).parents[1].joinpath("_build_info.json").read_text()))
+    except (OSError, ValueError):
+        return {}
 
 
 def remedy(error: ImportError) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the TensorFlow plugin in this process, and reads its counters."""
+"""Find the TensorFlow plugin in this process, and read its counters."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import Unsupported
 from .counters import Stats
+from .extras import build_info
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PLUGINS = "librdmatensor_tensorflow_*.so"  # one per minor version of TensorFlow
@@ -107,8 +108,6 @@ def _open_loaded(path: Path) -> ctypes.CDLL | None:
 
 @cache
 def _why_not_built() -> str:
-    try:
-        facts = json.loads((_PACKAGE / "_build_info.json").read_text())
-    except (OSError, ValueError):
+    if not (facts := build_info()):
         return "it does not come from rdmatensor's own build"
-    return str(facts.get("no_tensorflow_because") or "it was removed after the build")
+    return facts.get("no_tensorflow_because") or "it was removed after the build"

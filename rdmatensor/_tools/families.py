@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -43,18 +44,15 @@ def families() -> Iterator[Metric]:
     yield from _collectives(stats["collectives"])
 
 
-def _counter(name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) -> Metric:
-    family = CounterMetricFamily(f"rdmatensor_{name}", text, labels=labels)
+def _family(kind: Any, name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) -> Metric:
+    family: Metric = kind(f"rdmatensor_{name}", text, labels=labels)
     for values, number in rows:
-        family.add_metric(values, number)
+        family.add_metric(values, number)  # type: ignore[attr-defined]
     return family
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) -> Metric:
-    family = GaugeMetricFamily(f"rdmatensor_{name}", text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)
 
 
 def _of_keys(rows: Mapping[str, Mapping[str, float]], name: str) -> list[_Row]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs Keras 3's fit and evaluate under MultiWorkerMirroredStrategy, in this process."""
+"""Repair Keras 3's fit and evaluate under MultiWorkerMirroredStrategy, in this process."""
 
 from __future__ import annotations
 

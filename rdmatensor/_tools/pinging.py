@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures and verifies the connection between two devices, for `rdmatensor ping` and `rdmatensor doctor`."""
+"""Measure and verify the connection between two devices, for `rdmatensor ping` and `rdmatensor doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from .._api.transfer import Transfer
 from ..device import Device
 from ..errors import ConnectionFailure, DeadlineExceeded, RdmaError
 
-PORT = 7479
 _WORD = 8
 # At most this many transfers and bytes are in flight, but at least two transfers.
 _IN_FLIGHT = 16
@@ -43,7 +43,8 @@ BRIEF = Effort(0.02, (1 << 20,))
 FULL = Effort(0.25, (4 << 10, 64 << 10, 1 << 20, 16 << 20))
 
 
-class Latency(NamedTuple):
+@dataclass(frozen=True)
+class Latency:
     """Times of one operation, in seconds."""
 
     p50: float
@@ -51,7 +52,8 @@ class Latency(NamedTuple):
     samples: int
 
 
-class Speed(NamedTuple):
+@dataclass(frozen=True)
+class Speed:
     """Bytes per second, written and read in transfers of `size` bytes."""
 
     size: int
@@ -59,7 +61,8 @@ class Speed(NamedTuple):
     read: float
 
 
-class Result(NamedTuple):
+@dataclass(frozen=True)
+class Result:
     """The result of `measure`.
 
     `write` is the latency of an 8-byte write until it is visible. `round_trip` is that of a notification
@@ -72,30 +75,16 @@ class Result(NamedTuple):
     round_trip: Latency
     speeds: list[Speed]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return {
-            "transport": self.transport,
-            "encrypted": self.encrypted,
-            "write": self.write._asdict(),
-            "round_trip": self.round_trip._asdict(),
-            "speeds": [speed._asdict() for speed in self.speeds],
-        }
-
 
 class Corrupted(RdmaError):
     """The bytes that were read back differ from those that were written."""
 
 
-def _ignore(_: RemoteDevice) -> None:
-    pass
-
-
 def echo(
     device: Device,
     stop: threading.Event,
-    seen: Callable[[RemoteDevice], None] = _ignore,
-    gone: Callable[[RemoteDevice], None] = _ignore,
+    seen: Callable[[RemoteDevice], object] = lambda _: None,
+    gone: Callable[[RemoteDevice], object] = lambda _: None,
 ) -> None:
     """Answer every notification with its own content until `stop` is set.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`rdmatensor launch --place`: makes ranks of Slurm, MPI or Kubernetes tasks of a cluster."""
+"""`rdmatensor launch --place`: make ranks of Slurm, MPI or Kubernetes tasks of a cluster."""
 
 from __future__ import annotations
 

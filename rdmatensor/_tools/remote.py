@@ -30,17 +30,8 @@ _MARK = b"\x01rdmatensor-agent "
 _BEGUN = "begun"
 # These describe the launcher's machine and login. All other variables are carried.
 _LOCAL = {
-    "HOME",
-    "HOSTNAME",
-    "LOGNAME",
-    "MAIL",
-    "OLDPWD",
-    "PWD",
-    "SHELL",
-    "SHLVL",
-    "TMPDIR",
-    "USER",
-    "_",
+    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD"),
+    *("SHELL", "SHLVL", "TMPDIR", "USER", "_"),
 }
 _LOCAL_PREFIXES = ("DBUS_", "DISPLAY", "SSH_", "SUDO_", "XAUTHORITY", "XDG_")
 

@@ -25,7 +25,7 @@ class Task:
 
 
 def cluster_of(tasks: Sequence[Task], addresses: Sequence[str]) -> dict[str, list[str]]:
-    """TensorFlow's description of a cluster whose tasks have these addresses."""
+    """Return TensorFlow's description of a cluster whose tasks have these addresses."""
     cluster: dict[str, list[str]] = {}
     for task, address in zip(tasks, addresses, strict=True):
         cluster.setdefault(task.job, []).append(address)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces what the plugin does, for chrome://tracing and ui.perfetto.dev.
+"""Trace what the plugin does, for chrome://tracing and ui.perfetto.dev.
 
 TensorFlow's profiler records the plugin's spans together with everything else. This module extracts them
 and gives each edge a row.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the metrics of running tasks for `rdmatensor top`, twice to compute rates."""
+"""Read the metrics of running tasks for `rdmatensor top`, twice to compute rates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decompresses kernel images and modules, because an emulated processor needs seconds to do so."""
+"""Decompress kernel images and modules, because an emulated processor needs seconds to do so."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -47,33 +48,22 @@ def guarded(body: Callable[[], int]) -> NoReturn:
     sys.exit(status)
 
 
+_MACHINE = (
+    click.option("--memory", metavar="MB", default=MEMORY, show_default=True,
+                 help="Memory of each host."),
+    click.option("--cpus", metavar="N", type=int, help="Processors of each host. Default: at most 2."),
+    click.option("--mtu", metavar="BYTES", default=MTU, show_default=True, help="MTU of eth0."),
+    click.option("--shared", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+                 help="A folder that hosts can write to. RDMATENSOR_LAB_SHARED holds its path."),
+    click.option("--env", metavar="NAME[=VALUE]", multiple=True,
+                 help="Pass one more variable to the command, which gets PATH, HOME, PYTHONPATH, "
+                 "RDMATENSOR_* and similar ones anyway. Repeatable."),
+)  # fmt: skip
+
+
 def machine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that describe hosts."""
-    options = [
-        click.option(
-            "--memory", metavar="MB", default=MEMORY, show_default=True, help="Memory of each host."
-        ),
-        click.option(
-            "--cpus", metavar="N", type=int, help="Processors of each host. Default: at most 2."
-        ),
-        click.option("--mtu", metavar="BYTES", default=MTU, show_default=True, help="MTU of eth0."),
-        click.option(
-            "--shared",
-            metavar="DIR",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="A folder that hosts can write to. RDMATENSOR_LAB_SHARED holds its path.",
-        ),
-        click.option(
-            "--env",
-            metavar="NAME[=VALUE]",
-            multiple=True,
-            help="Pass one more variable to the command, which gets PATH, HOME, PYTHONPATH, RDMATENSOR_* "
-            "and similar ones anyway. Repeatable.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return reduce(lambda made, option: option(made), reversed(_MACHINE), command)
 
 
 @click.group()

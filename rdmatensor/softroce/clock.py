@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the frequency of this machine's time stamp counter, which emulated processors share.
+"""Measure the frequency of this machine's time stamp counter, which emulated processors share.
 
 A guest whose processors are kept waiting would measure the wrong frequency. Its clock and its time-outs
 would then be wrong for as long as it runs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the QEMU that runs guests: the installed one, or a newer one in the cache.
+"""Choose the QEMU that runs guests: the installed one, or a newer one in the cache.
 
 QEMU before 8.1 has a race when it emulates several processors and a guest's kernel patches its own code.
 Linux does that all the time, so such a guest panics now and then. With an older QEMU and no KVM, each guest

@@ -8,17 +8,8 @@ from pathlib import Path
 
 # A command needs these to find programs, libraries and modules, and to print readable text.
 PASSED = (
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "LD_LIBRARY_PATH",
-    "LOGNAME",
-    "PATH",
-    "PYTHONPATH",
-    "TERM",
-    "TZ",
-    "USER",
-    "VIRTUAL_ENV",
+    *("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH"),
+    *("PYTHONPATH", "TERM", "TZ", "USER", "VIRTUAL_ENV"),
 )
 PREFIX = "RDMATENSOR_"
 # Hosts of a lab accept each other only if they share a secret.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a guest's first file system: a cpio archive of busybox, modules, the init script and the agent."""
+"""Build a guest's first file system: a cpio archive of busybox, modules, the init script and the agent."""
 
 from __future__ import annotations
 

@@ -27,12 +27,8 @@ BOOT_SECONDS = 400.0  # a boot takes 4 to 8 seconds on an idle machine, and took
 _SUBNET = "10.77.0"
 
 
-def silent(line: str) -> None:
-    """Ignore a message."""
-
-
 class Lab:
-    """Boots hosts when the with statement begins and ends them when it is left.
+    """Hosts that boot when the with statement begins and end when it is left.
 
         with Lab(hosts=2) as lab:
             server = lab.hosts[0].start(["ibv_rc_pingpong", "-d", "rxe0", "-g", "1"])
@@ -40,8 +36,8 @@ class Lab:
 
     Hosts see this machine's files below an overlay. A host's changes are visible to that host only and are
     lost when it ends. The folder `shared` is writable under the same path on this machine and on all hosts.
-    Each host has a network card eth0 with its address, and on it the SoftRoCE device rxe0, whose GID index
-    1 is RoCE v2 over IPv4. No guest outlives the process that made the lab, even if that process is killed.
+    Each host has a network card eth0 with its address, and on it the SoftRoCE device rxe0, whose GID index 1
+    is RoCE v2 over IPv4. No guest outlives the process that made the lab, even if that process is killed.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class Lab:
         mtu: int = MTU,
         shared: str | os.PathLike[str] | None = None,
         boot_timeout: float = BOOT_SECONDS,
-        say: Callable[[str], None] = silent,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Check the arguments. Raises LabError for a wrong one.
 

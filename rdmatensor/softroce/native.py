@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses the running kernel's SoftRoCE: an existing device, or one made for the time of a command."""
+"""Use the running kernel's SoftRoCE: an existing device, or one made for the time of a command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def problem() -> str:
             return f"the program {program} is missing: apt-get install iproute2"
     if not _kernel_has_rxe():
         return f"the kernel {platform.release()} has no module rdma_rxe"
-    if not _may_administer():
+    if not may(_CAP_NET_ADMIN):
         return "creating a device needs CAP_NET_ADMIN: run as root, or ask root to run: " + HINT
     return ""
 
@@ -75,9 +75,10 @@ def _kernel_has_rxe() -> bool:
     return subprocess.run(["modprobe", "-n", "-q", "rdma_rxe"], check=False).returncode == 0
 
 
-def _may_administer() -> bool:
+def may(capability: int) -> bool:
+    """Return whether this process has a capability, by its number in the kernel's capability.h."""
     match = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return match is not None and bool(int(match[1], 16) >> _CAP_NET_ADMIN & 1)
+    return match is not None and bool(int(match[1], 16) >> capability & 1)
 
 
 def _output(*command: str) -> str:

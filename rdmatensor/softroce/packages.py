@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads packages with apt into a folder, without root, without installing them.
+"""Download packages with apt into a folder, without root, without installing them.
 
 apt runs with its own sources, lists and package cache, so the host's apt configuration does not change. It
 verifies signatures as usual.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one QEMU: builds its command line, starts it and controls it over QMP."""
+"""Run one QEMU: build its command line, start it and control it over QMP."""
 
 from __future__ import annotations
 

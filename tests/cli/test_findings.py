@@ -40,7 +40,7 @@ def test_plugin_and_tensorflow(
     monkeypatch: pytest.MonkeyPatch, built: dict[str, Any], here: str, state: str, remedy: str
 ) -> None:
     monkeypatch.delenv("RDMATENSOR_DISABLE", raising=False)
-    monkeypatch.setattr(framework, "build", lambda: built)
+    monkeypatch.setattr(framework, "build_info", lambda: built)
     monkeypatch.setattr(framework, "version", lambda: here)
     finding = framework.finding(thoroughly=False)
     assert finding.state == state and remedy in finding.remedy, finding
@@ -58,7 +58,7 @@ def test_what_leaves_grpc(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], told: str
 ) -> None:
     monkeypatch.delenv("RDMATENSOR_DISABLE", raising=False)
-    monkeypatch.setattr(framework, "build", lambda: {"tensorflow": "2.21.0"})
+    monkeypatch.setattr(framework, "build_info", lambda: {"tensorflow": "2.21.0"})
     monkeypatch.setattr(framework, "version", lambda: "2.21.0")
     standard = {"CONTROL": "auto", "POLICY": "auto"}
     monkeypatch.setattr(config, "get", (standard | settings).__getitem__)

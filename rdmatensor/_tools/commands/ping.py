@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -130,7 +131,7 @@ def _measure(address: str, as_json: bool) -> None:
         result = pinging.measure(device, remote, pinging.FULL, lambda: bar.advance(task))
         peer, using = remote.peer, device.transports[remote.transport].text
     if as_json:
-        report = {"peer": peer, "device": using, "passed_over": reasons, **result.as_json()}
+        report = {"peer": peer, "device": using, "passed_over": reasons, **asdict(result)}
         click.echo(json.dumps(report, indent=2))
     else:
         _show(peer, using, reasons, result)

@@ -78,9 +78,11 @@ def topology(source: str | None, probe: bool, kind: Kind | None, **options: Any)
 
         options["svg"].write_text(svg(read, packing))
     if options["as_json"]:
-        click.echo(
-            json.dumps({"topology": read.to_json(), "packing": packing and _document(packing)})
-        )
+        found = packing and {
+            **packing._asdict(),
+            "trees": [each._asdict() for each in packing.trees],
+        }
+        click.echo(json.dumps({"topology": read.to_json(), "packing": found}))
     else:
         _show(read, packing)
 
@@ -112,10 +114,6 @@ def _part(read: Topology, text: str) -> Topology:
         return read.only(dict.fromkeys(ranks))
     except (ValueError, IndexError):
         raise UsageError(f"--members {text}: give ranks below {read.size}, such as 0,2") from None
-
-
-def _document(packing: Packing) -> dict[str, Any]:
-    return {**packing._asdict(), "trees": [each._asdict() for each in packing.trees]}
 
 
 def _show(read: Topology, packing: Packing | None) -> None:

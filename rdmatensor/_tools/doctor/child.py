@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function in a process of its own, so that a crash or a hang becomes a finding."""
+"""Run a function in a process of its own, so that a crash or a hang becomes a finding."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..processes import ending
+
 # The path is that of this process: in the source folder, Python would import sources that are not built.
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from {module} import {function}; print(json.dumps({function}()))"
+    "import json, sys; sys.path[:], arguments = json.loads(sys.argv[1]); "
+    "from {module} import {function}; print(json.dumps({function}(*arguments)))"
 )
 
 
@@ -27,10 +29,13 @@ class Outcome:
     log: list[str]
 
 
-def call(module: str, function: str, seconds: float, **variables: str) -> Outcome:
-    """Call a function without arguments, whose result JSON can carry. `variables` extend its environment."""
-    path = json.dumps([os.path.abspath(entry) for entry in sys.path])  # noqa: PTH100 - "" is the folder
-    command = [sys.executable, "-c", _START.format(module=module, function=function), path]
+def call(
+    module: str, function: str, seconds: float, arguments: Sequence[Any] = (), **variables: str
+) -> Outcome:
+    """Call a function. JSON carries its arguments and result, and `variables` extend its environment."""
+    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the folder
+    start = _START.format(module=module, function=function)
+    command = [sys.executable, "-c", start, json.dumps([path, list(arguments)])]
     try:
         done = subprocess.run(
             command,
@@ -49,6 +54,5 @@ def call(module: str, function: str, seconds: float, **variables: str) -> Outcom
     log = done.stderr.splitlines()
     if done.returncode == 0 and done.stdout.strip():
         return Outcome(json.loads(done.stdout.splitlines()[-1]), "", log)
-    if done.returncode < 0:
-        return Outcome(None, f"was ended by {signal.Signals(-done.returncode).name}", log)
-    return Outcome(None, log[-1] if log else f"exited with status {done.returncode}", log)
+    said = log[-1] if done.returncode >= 0 and log else ending(done.returncode)
+    return Outcome(None, said, log)

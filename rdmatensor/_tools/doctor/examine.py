@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..._api.extras import build_info
 from . import child, fabric, framework, machine, names
 from .finding import Finding
 
@@ -25,7 +26,7 @@ def examine(thoroughly: bool, say: Callable[[str], object]) -> Iterator[Finding]
     minutes, so it is not done there.
     """
     say("opening devices")
-    probe = child.call("rdmatensor._tools.doctor.probe", "look_and_test", _PROBE_SECONDS)
+    probe = child.call("rdmatensor._tools.doctor.probe", "look", _PROBE_SECONDS, [True])
     report: Mapping[str, Any] = probe.value or {}
     yield library(probe)
     yield names.finding()
@@ -52,7 +53,7 @@ def library(probe: child.Outcome) -> Finding:
         if lacks:
             remedy = f"pip install {lacks[1].replace('_cffi_backend', 'cffi')}"
         return Finding("library", "fail", f"the core {probe.why_not}", remedy)
-    built = framework.build()
+    built = build_info()
     text = f"rdmatensor {probe.value['version']} ({built.get('compiler', 'unknown compiler')})"
     if built.get("no_verbs_because"):
         text += f", built without verbs: {built['no_verbs_because']}"

@@ -37,7 +37,7 @@ def findings(report: Mapping[str, Any], log: Sequence[str]) -> Iterator[Finding]
         yield _transport(name, found)
     using = report["transports"].get("verbs", {"usable": False, "text": ""})
     said = [line.removeprefix("verbs: ") for line in lines(log, "DEBUG")]
-    for device in sorted(_FOLDER.iterdir()) if _FOLDER.is_dir() else []:
+    for device in kernel_devices():
         for port in sorted((device / "ports").iterdir()) if (device / "ports").is_dir() else []:
             yield _port(f"{device.name}:{port.name}", port, using, said)
 
@@ -48,7 +48,7 @@ def _transport(name: str, found: Mapping[str, Any]) -> Finding:
         return Finding(area, "ok", text or "usable")
     if text.startswith("not in RDMATENSOR_TRANSPORTS"):
         return Finding(area, "ok", text)
-    if name != "verbs" or _there_is_a_device():
+    if name != "verbs" or kernel_devices():
         return Finding(area, "fail", text, "see its ports below" if name == "verbs" else "")
     consequence = "other machines are reached over TCP only"
     if "not installed" in text:
@@ -58,8 +58,9 @@ def _transport(name: str, found: Mapping[str, Any]) -> Finding:
     return Finding(area, "warn", f"{text}: {consequence}", _TRY)
 
 
-def _there_is_a_device() -> bool:
-    return _FOLDER.is_dir() and any(_FOLDER.iterdir())
+def kernel_devices() -> list[Path]:
+    """Return the RDMA devices of the kernel, whether or not this process may use them."""
+    return sorted(_FOLDER.iterdir()) if _FOLDER.is_dir() else []
 
 
 def _port(name: str, port: Path, using: Mapping[str, Any], said: Sequence[str]) -> Finding:

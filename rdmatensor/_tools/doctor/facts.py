@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..._api.extras import build_info
 from . import child, framework
 
 _PROBE_SECONDS = 60.0
@@ -15,10 +16,10 @@ _PROBE_SECONDS = 60.0
 
 def facts() -> dict[str, Any]:
     """Return the facts by name. Raises RuntimeError if the core does not tell them."""
-    probe = child.call("rdmatensor._tools.doctor.probe", "look", _PROBE_SECONDS)
+    probe = child.call("rdmatensor._tools.doctor.probe", "look", _PROBE_SECONDS, [False])
     if probe.value is None:
         raise RuntimeError(f"the core {probe.why_not}: see rdmatensor doctor")
-    report, built = probe.value, framework.build()
+    report, built = probe.value, build_info()
     return {
         "version": report["version"],
         "python": platform.python_version(),

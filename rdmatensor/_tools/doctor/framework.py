@@ -3,27 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
+from ..._api.extras import build_info
 from . import child
 from .finding import Finding
 
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 _IMPORT_SECONDS = 120.0
 AREA = "TensorFlow"
-
-
-def build() -> dict[str, Any]:
-    """Return the facts that the build recorded; {} if there are none."""
-    try:
-        facts = json.loads((Path(__file__).parents[2] / "_build_info.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return dict(facts)
 
 
 def version() -> str:
@@ -38,13 +27,12 @@ def version() -> str:
 
 def finding(thoroughly: bool) -> Finding:
     """Report whether protocol="grpc+rdma" works. `thoroughly` imports TensorFlow, in another process."""
-    built, here = build().get("tensorflow"), version()
+    built, here = build_info().get("tensorflow"), version()
     if not here:
         return Finding(AREA, "ok", "not installed; the Python API and groups work without it")
     if not built:
-        why = (
-            build().get("no_tensorflow_because") or "rdmatensor was not installed by its own build"
-        )
+        why = build_info().get("no_tensorflow_because")
+        why = why or "rdmatensor was not installed by its own build"
         text = f"{here}, and the plugin was not built: {why}"
         return Finding(AREA, "warn", text, _rebuild())
     versions = built.split(", ")

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...softroce.native import may
 from ...units import binary_size
+from .fabric import kernel_devices
 from .finding import Finding
 
 _IPC_LOCK = 14  # bit of the capability, capability.h of the kernel
@@ -106,22 +108,16 @@ def container() -> str:
 
 def _in_container(kind: str) -> Finding:
     passed = Path("/dev/infiniband").exists()
-    devices = kernel_devices()
+    devices = [each.name for each in kernel_devices()]
     if devices and not passed:
         text = f"{kind} has no /dev/infiniband, but the machine has {', '.join(devices)}"
         return Finding("container", "fail", text, _DOCKER)
-    may = "may" if _effective_capabilities() >> _IPC_LOCK & 1 else "may not"
+    locks = "may" if may(_IPC_LOCK) else "may not"
     text = (
-        f"{kind}; /dev/infiniband is {'there' if passed else 'not there'}; memory {may} be locked beyond "
+        f"{kind}; /dev/infiniband is {'there' if passed else 'not there'}; memory {locks} be locked beyond "
         f"the limit (CAP_IPC_LOCK); /dev/shm has {_shm()}, which rdmatensor does not use"
     )
     return Finding("container", "ok", text)
-
-
-def kernel_devices() -> list[str]:
-    """Return the RDMA devices of the kernel, whether or not this process may use them."""
-    folder = Path("/sys/class/infiniband")
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def memory(report: Mapping[str, Any]) -> Finding:
@@ -142,13 +138,6 @@ def _memory_limit() -> int:
         with contextlib.suppress(OSError, ValueError):
             limit = min(limit, int(Path("/sys/fs/cgroup", name).read_text()))
     return limit
-
-
-def _effective_capabilities() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
 
 
 def _shm() -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examines this machine with the core, in a process of its own that child.call runs.
+"""Examine this machine with the core, in a process of its own that child.call runs.
 
 The core logs its choices to standard error.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,17 +19,11 @@ PREFIX = "RDMATENSOR_"
 _SUSPECTS = ("SECRET_FILE", "BIND_ADDRESS", "BIND_PORT", "TRANSPORTS")
 
 
-def look() -> dict[str, Any]:
-    """Return versions, settings, and the transports that a device finds."""
-    return _look(tests=False)
+def look(tests: bool) -> dict[str, Any]:
+    """Return versions, settings, and the transports that a device finds.
 
-
-def look_and_test() -> dict[str, Any]:
-    """Return what look returns, and test transfers over each transport between two devices."""
-    return _look(tests=True)
-
-
-def _look(tests: bool) -> dict[str, Any]:
+    With `tests`, test transfers over each transport between two devices.
+    """
     given = {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(PREFIX)}
     from ... import config
     from ..._api.library import __version__
@@ -129,7 +124,7 @@ def _test(transport: str) -> dict[str, Any]:
             echo.start()
             try:
                 with near.connect(far.address) as remote:
-                    return pinging.measure(near, remote, pinging.BRIEF).as_json()
+                    return asdict(pinging.measure(near, remote, pinging.BRIEF))
             finally:
                 stop.set()
                 echo.join()

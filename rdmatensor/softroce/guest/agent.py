@@ -115,7 +115,7 @@ def become(argv: list[str], env: dict[str, str], cwd: str, fds: list[int], termi
 
 
 class Agent:
-    """Serves the lab in a poll loop."""
+    """A poll loop that serves the lab."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -38,7 +38,7 @@ def pack(kind: int, number: int = 0, payload: bytes = b"") -> bytes:
 
 
 class Parser:
-    """Splits a byte stream into frames. It is not thread-safe."""
+    """A parser that splits a byte stream into frames. Not thread-safe."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
