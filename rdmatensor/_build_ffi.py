@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the module `rdmatensor._ffi` from the public C headers themselves (cffi, API mode).
+"""Build the module `rdmatensor._ffi` from the public C headers themselves (cffi, API mode).
 
 There is no second copy of the declarations to drift: the headers' text, less what the preprocessor
 would remove, is the cdef, and the C compiler checks every struct and prototype against the headers.

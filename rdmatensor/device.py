@@ -88,7 +88,7 @@ def _listed(transports: Any) -> Any:
 
 
 class Device:
-    """A port that peers connect to, a progress thread, regions and connections.
+    """A device of this machine: a port that peers connect to, a progress thread, regions and connections.
 
     `name` appears at peers and in messages; by default it is host:pid. `bind` is the address to listen on;
     by default it is the setting BIND_ADDRESS. Port 0 is the setting BIND_PORT, by default any free port.

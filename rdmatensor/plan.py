@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans, before the first step, where every tensor of a placed dataflow graph will lie.
+"""Plan, before the first step, where every tensor of a placed dataflow graph will lie.
 
     orders = find_order(nodes, arcs, uses)          # what the graph proves, one Order a tensor
     plan = make(edges, task_count, Options(batch=64))

@@ -125,7 +125,7 @@ class Store:
             device._stores.add(self)
 
     def connect(self, rank: int, address: str, timeout: float | None = None) -> None:
-        """Connect to a member's store, or connect anew. Waits `timeout` seconds for it to be opened.
+        """Connect to a member's store, or connect anew. Waits up to `timeout` seconds for it to be opened.
 
         Raises UsageError if it is another member's or has other sizes, RegionError if none is opened in
         time, and what Device.connect raises.
@@ -188,8 +188,8 @@ class Store:
     """Do what pull does, for asyncio. A cancelled call may write to `into` until its time is over."""
 
     def push(self, rank: int, data: Buffer, mark: int = 0, timeout: float | None = None) -> bool:
-        """Write `data` into this member's slot at another one. Return False, and do nothing, if it is not
-        free.
+        """Write `data` into this member's slot at member `rank`. Return False, and write nothing, if it is
+        not free.
 
         A slot is free once the other member has released what came before. After an error, the member may
         have got the data or not.
@@ -226,12 +226,15 @@ class Store:
     """Do what take does, for asyncio. Cancelling it loses no push."""
 
     def set_clock(self, clock: int) -> None:
-        """Tell all connected members this one's clock, which never goes back. 2**64 - 1: wait no more."""
+        """Tell all connected members this member's clock, which never goes back.
+
+        With 2**64 - 1, nobody waits for this member any more.
+        """
         told = whole("clock", clock)
         self._check(lambda handle: lib.rdt_store_set_clock(handle, told))
 
     def wait_clocks(self, clock: int, timeout: float | None = None) -> None:
-        """Wait until all members that are not gone have told `clock` or more.
+        """Wait until every member that is not gone has told a clock of `clock` or more.
 
         Raises DeadlineExceeded, which names the slowest one.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controls and observes the TensorFlow plugin in this process.
+"""Control and observe the TensorFlow plugin in this process.
 
 The plugin needs no import: once rdmatensor is installed beside TensorFlow, `import tensorflow` loads it, and
 `tf.distribute.Server(..., protocol="grpc+rdma")` uses it. This module configures it before the first server

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the arguments of collective operations for C, and their failures into exceptions."""
+"""Convert the arguments of collective operations for C, and their failures into exceptions."""
 
 from __future__ import annotations
 

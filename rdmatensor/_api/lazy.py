@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports public names when they are first used, so that what needs no TensorFlow does not import it."""
+"""Import public names when they are first used, so that what needs no TensorFlow does not import it."""
 
 from __future__ import annotations
 

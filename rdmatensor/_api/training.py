@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what the operations of rdmatensor.train cost in this process, without TensorFlow."""
+"""Read what the operations of rdmatensor.train cost in this process, without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives a group the trees of a topology: rank 0 plans, and all members get the same."""
+"""Give a group the trees of a topology: rank 0 plans, and all members get the same."""
 
 from __future__ import annotations
 

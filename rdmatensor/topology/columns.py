@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs spanning trees into the links of a topology by column generation.
+"""Pack spanning trees into the links of a topology by column generation.
 
 The linear program chooses rates for the trees that are known, so that no link carries more than its
 bandwidth. Its dual prices of the links tell which other tree would pay: the cheapest one. When that costs as

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulates a topology on this machine: a network namespace for each node, and a shaped cable for each link.
+"""Emulate a topology on this machine: a network namespace for each node, and a shaped cable for each link.
 
 It needs root, and the programs ip, tc, nsenter and unshare. The kernel limits what each direction of a link
 carries (htb), so everything that speaks IP has the same links. Latencies are not emulated.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Infers links and switches from what members measured alone and together."""
+"""Infer links and switches from what members measured alone and together."""
 
 from __future__ import annotations
 

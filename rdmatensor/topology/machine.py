@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds this process's NUMA nodes, and the port and PCI address of its network card."""
+"""Find this process's NUMA nodes, and the port and PCI address of its network card."""
 
 from __future__ import annotations
 

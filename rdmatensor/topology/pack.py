@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses few spanning trees for an operation of a group, and the trees for all operations.
+"""Choose few spanning trees for an operation of a group, and the trees for all operations.
 
 Blink (arXiv 1910.04940) showed that a few trees fill the links that a job was given.
 """

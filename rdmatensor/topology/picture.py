@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a topology, and the trees of a packing in it, as SVG."""
+"""Draw a topology, and the trees of a packing in it, as SVG."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def svg(topology: Topology, packing: Packing | None = None) -> str:
     at = _places(topology)
     lines = []
     for link in topology.links:
-        if topology.index[link.source] > topology.index[link.target] and _duplex(
-            topology, link.target, link.source
-        ):
-            continue
+        ends = topology.index[link.source], topology.index[link.target]
+        if ends[0] > ends[1] and topology.capacity[ends[::-1]]:
+            continue  # the other direction is drawn
         width = _width(topology, link.bandwidth)
         title = f"{link.source} - {link.target}: {units.size(link.bandwidth)}/s"
         lines.append(_line(at[link.source], at[link.target], _LINK, width, title))
@@ -40,9 +39,9 @@ def svg(topology: Topology, packing: Packing | None = None) -> str:
         shift = 3 * (number - (len(trees) - 1) / 2)
         for node, parent in enumerate(tree.parents):
             if node != parent:
-                ends = [_shifted(at[topology.members[each].name], shift) for each in (parent, node)]
-                about = _about(topology, number, tree)
-                lines.append(_line(ends[0], ends[1], *_style(number), about))
+                one, other = (at[topology.members[each].name] for each in (parent, node))
+                moved = (one[0] + shift, one[1] + shift), (other[0] + shift, other[1] + shift)
+                lines.append(_line(*moved, *_style(number), _about(topology, number, tree)))
     legend = list(_legend(topology, trees))
     height = _SIZE + _ROW * (len(legend) + 1)
     nodes = [_node(name, *at[name], name in topology.switches) for name in topology.index]
@@ -96,14 +95,6 @@ def _places(topology: Topology) -> dict[str, tuple[float, float]]:
             angle = 2 * pi * number / len(names) - pi / 2
             places[name] = _SIZE / 2 + radius * cos(angle), _SIZE / 2 + radius * sin(angle)
     return places
-
-
-def _duplex(topology: Topology, source: str, target: str) -> bool:
-    return bool(topology.capacity[topology.index[source], topology.index[target]])
-
-
-def _shifted(at: tuple[float, float], shift: float) -> tuple[float, float]:
-    return at[0] + shift, at[1] + shift
 
 
 def _line(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the links between the members of a group by moving bytes over them.
+"""Find the links between the members of a group by moving bytes over them.
 
 First each pair has the network alone, then each member sends to all others and receives from all, and
 then all members send at once, in circles. Pairs that are slower together than alone share a link.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans trees for TensorFlow's own collective operations, such as those of MultiWorkerMirroredStrategy."""
+"""Plan trees for TensorFlow's own collective operations, such as those of MultiWorkerMirroredStrategy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices that a link of a group has slowed down, and packs the trees anew between operations."""
+"""Notice that a link of a group has slowed down, and pack the trees anew between operations."""
 
 from __future__ import annotations
 
