@@ -16,9 +16,10 @@ from ._api.lazy import attach
 _HOMES = {
     "": "config",
     "_api.batch": "Batch",
-    "_api.buffers": "Array Buffer MemoryKind Shape empty",
+    "_api.buffers": "Array Buffer Shape SupportsDLPack empty",
     "_api.checksum": "crc32c",
     "_api.collective": "Algorithm Kind Op Tree",
+    "_api.dlpack": "MemoryKind",
     "_api.library": "__version__",
     "_api.region": "Access Region RemoteRegion",
     "_api.remote": "Capability RemoteDevice",

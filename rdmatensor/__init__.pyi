@@ -3,14 +3,15 @@ from . import config as config
 from ._api.batch import Batch as Batch
 from ._api.buffers import Array as Array
 from ._api.buffers import Buffer as Buffer
-from ._api.buffers import MemoryKind as MemoryKind
 from ._api.buffers import Shape as Shape
+from ._api.buffers import SupportsDLPack as SupportsDLPack
 from ._api.buffers import empty as empty
 from ._api.checksum import crc32c as crc32c
 from ._api.collective import Algorithm as Algorithm
 from ._api.collective import Kind as Kind
 from ._api.collective import Op as Op
 from ._api.collective import Tree as Tree
+from ._api.dlpack import MemoryKind as MemoryKind
 from ._api.library import __version__ as __version__
 from ._api.region import Access as Access
 from ._api.region import Region as Region

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from ._api import buffers, event_loop
 from ._api.arguments import access_bits, c_text, c_text_or_null, whole
-from ._api.buffers import Array, Buffer, MemoryKind, Shape
+from ._api.buffers import Array, Buffer, Shape
+from ._api.dlpack import MemoryKind, kind_of
 from ._api.region import READ_WRITE, Access, Region
 from ._api.remote import RemoteDevice
 from ._api.wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
@@ -153,7 +154,7 @@ class Device:
         DeviceError if the limit of locked memory does not permit that.
         """
         bits, text = access_bits(access), c_text_or_null("name", name)
-        kind = buffers.kind_of(array)
+        kind = kind_of(array)
         if not any(kind & each.memory_kinds for each in self.transports.values()):
             raise Unsupported(f"no transport takes memory of kind {kind.name}", "UNSUPPORTED")
         local = (buffers.target if bits & Access.WRITE else buffers.memory)(array)

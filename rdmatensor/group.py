@@ -7,14 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ._api import buffers
 from ._api.arguments import c_text, whole
-from ._api.buffers import Array, Shape, from_buffer
+from ._api.buffers import Array, Shape, SupportsDLPack, from_buffer, shared
 from ._api.collective import (
     ALGORITHMS,
     BYTES,
@@ -76,12 +76,12 @@ class Operation(Transfer):
     _failure = staticmethod(operation_error)
 
     def __init__(
-        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], out: Array
+        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], out: Any
     ) -> None:
         super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
         self._group = group
         self._tag = tag
-        self._out = out
+        self._out: Array = out
 
     def result(self, timeout: float | None = None) -> Array:
         """Wait as wait() does, and return the array that the operation has written."""
@@ -110,9 +110,10 @@ class Group:
 
     Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs floats.
 
-    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers. Arrays in a region
-    of the device with READ and WRITE access, such as those from empty(), move without a copy. The result
-    goes into `out`: a new array (None), `array` itself, or an array that does not overlap it.
+    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers, or such tensors of
+    another library on the host, by DLPack. Arrays in a region of the device with READ and WRITE access, such
+    as those from empty(), move without a copy. The result goes into `out`: a new array (None), `array`
+    itself, or an array that does not overlap it.
 
     A failed operation fails at every member where it is under way: with UsageError if members disagree,
     DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member
@@ -169,8 +170,8 @@ class Group:
 
     def all_reduce(
         self,
-        array: Array,
-        out: Array | None = None,
+        array: Array | SupportsDLPack,
+        out: Array | SupportsDLPack | None = None,
         op: Op = "sum",
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
@@ -178,15 +179,15 @@ class Group:
         detail: str | None = None,
     ) -> Array:
         """Combine all members' arrays by `op`, element by element, with the same bits at each member."""
-        if out is not array:
-            out = result_of("all_reduce", array, out, self.size)
-        self._run("all_reduce", array, out, op, algorithm, 0, timeout, tag, detail)
-        return out
+        same = cast("Array", array)
+        result: Array = same if out is array else result_of("all_reduce", array, out, self.size)
+        self._run("all_reduce", array, result, op, algorithm, 0, timeout, tag, detail)
+        return result
 
     def reduce_scatter(
         self,
-        array: Array,
-        out: Array | None = None,
+        array: Array | SupportsDLPack,
+        out: Array | SupportsDLPack | None = None,
         op: Op = "sum",
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
@@ -194,14 +195,14 @@ class Group:
         detail: str | None = None,
     ) -> Array:
         """Return part `rank` of what all_reduce gives, cut into `size` equal parts along the first axis."""
-        out = result_of("reduce_scatter", array, out, self.size)
-        self._run("reduce_scatter", array, out, op, algorithm, 0, timeout, tag, detail)
-        return out
+        result: Array = result_of("reduce_scatter", array, out, self.size)
+        self._run("reduce_scatter", array, result, op, algorithm, 0, timeout, tag, detail)
+        return result
 
     def all_gather(
         self,
-        array: Array,
-        out: Array | None = None,
+        array: Array | SupportsDLPack,
+        out: Array | SupportsDLPack | None = None,
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
         tag: int | None = None,
@@ -211,13 +212,13 @@ class Group:
 
         `array` may be this member's part of `out`.
         """
-        out = result_of("all_gather", array, out, self.size)
-        self._run("all_gather", array, out, "sum", algorithm, 0, timeout, tag, detail)
-        return out
+        result: Array = result_of("all_gather", array, out, self.size)
+        self._run("all_gather", array, result, "sum", algorithm, 0, timeout, tag, detail)
+        return result
 
     def broadcast(
         self,
-        array: Array,
+        array: Array | SupportsDLPack,
         root: int = 0,
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
@@ -226,12 +227,12 @@ class Group:
     ) -> Array:
         """Copy rank `root`'s `array` into the `array` of all other members, and return it."""
         self._run("broadcast", array, array, "sum", algorithm, root, timeout, tag, detail)
-        return array
+        return cast("Array", array)
 
     def all_to_all(
         self,
-        array: Array,
-        out: Array | None = None,
+        array: Array | SupportsDLPack,
+        out: Array | SupportsDLPack | None = None,
         algorithm: Algorithm = "auto",
         timeout: float | None = None,
         tag: int | None = None,
@@ -241,9 +242,9 @@ class Group:
 
         Arrays are cut as in reduce_scatter. `out` must not be `array`.
         """
-        out = result_of("all_to_all", array, out, self.size)
-        self._run("all_to_all", array, out, "sum", algorithm, 0, timeout, tag, detail)
-        return out
+        result: Array = result_of("all_to_all", array, out, self.size)
+        self._run("all_to_all", array, result, "sum", algorithm, 0, timeout, tag, detail)
+        return result
 
     def barrier(
         self, timeout: float | None = None, tag: int | None = None, detail: str | None = None
@@ -254,8 +255,8 @@ class Group:
     def start(
         self,
         kind: Kind,
-        array: Array | None = None,
-        out: Array | None = None,
+        array: Array | SupportsDLPack | None = None,
+        out: Array | SupportsDLPack | None = None,
         *,
         op: Op = "sum",
         algorithm: Algorithm = "auto",
@@ -275,12 +276,13 @@ class Group:
             raise UsageError(f"{kind} needs an array")
         elif out is not array:
             out = array if kind == "broadcast" else result_of(kind, array, out, self.size)
+        array, into = _arrays(array, out)
         call = new_call(kind, array, op, algorithm, root)
         try:
-            call.output = target = from_buffer(BYTES, out, True)
+            call.output = target = from_buffer(BYTES, into, True)
             call.input = source = from_buffer(BYTES, array)
         except (BufferError, TypeError, ValueError) as error:
-            raise unusable(array, out, error) from None
+            raise unusable(array, into, error) from None
         call.count = array.size
         call.timeout_ms = milliseconds(timeout)
         call.detail = text = ffi.NULL if detail is None else c_text("detail", detail)
@@ -413,8 +415,8 @@ class Group:
     def _run(
         self,
         kind: str,
-        array: Array,
-        out: Array,
+        array: Array | SupportsDLPack,
+        out: Array | SupportsDLPack,
         op: str,
         algorithm: str,
         root: int,
@@ -422,6 +424,7 @@ class Group:
         tag: int | None,
         detail: str | None,
     ) -> None:
+        array, out = _arrays(array, out)
         try:
             free = self._slots[kind, array.dtype, op, algorithm, root]
             slot = free.pop()
@@ -480,6 +483,12 @@ class Group:
         self._handle, self._slots = None, {}
         for operation in self._pending:
             ffi.gc(operation._handle, None)
+
+
+def _arrays(array: Array | SupportsDLPack, out: Array | SupportsDLPack) -> tuple[Array, Array]:
+    """Return the memory of an operation's arrays, which may be tensors of another library."""
+    local = shared(array)
+    return local, local if out is array else shared(out)
 
 
 # A call's handle and arguments; and the key of calls that can reuse them.

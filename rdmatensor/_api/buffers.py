@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local memory of one-sided operations: any object with C-contiguous bytes. It is never copied."""
+"""The local memory of operations: any object with C-contiguous bytes, which are never copied."""
 
 from __future__ import annotations
 
 import math
-from enum import IntFlag
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +12,25 @@ import numpy.typing as npt
 from .._ffi import ffi, lib
 from ..errors import UsageError, check
 from .arguments import whole
+from .dlpack import array_of
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+class SupportsDLPack(Protocol):
+    """A tensor of any library that shares its memory by DLPack, such as torch.Tensor and jax.Array."""
+
+    def __dlpack__(self) -> Any:
+        """Return a capsule with the tensor."""
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        """Return the kind of the device where the memory lies, and its number."""
+
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer as _Buffer
 
-    Buffer: TypeAlias = _Buffer | Array
+    Buffer: TypeAlias = _Buffer | Array | SupportsDLPack
 else:
     Buffer = Any
 Shape: TypeAlias = int | tuple[int, ...] | list[int]
@@ -26,63 +38,52 @@ Shape: TypeAlias = int | tuple[int, ...] | list[int]
 _MOST_BYTES = 2**63 - 1
 _BYTES = ffi.typeof("char[]")
 _ndarray = np.ndarray
-# DLPack's numbers of devices whose memory the processor addresses, and of CUDA's.
-_HOST_DEVICES, _CUDA_DEVICES = (1, 3, 11), (2, 13)
 from_buffer = ffi.from_buffer
-
-
-class MemoryKind(IntFlag):
-    """Where memory lies: on the host, on a CUDA device, or on another accelerator."""
-
-    HOST = 1
-    CUDA = 2
-    OTHER = 4
-
-
-def kind_of(data: Any) -> MemoryKind:
-    """Return where the memory of `data` lies, according to `data` itself."""
-    if hasattr(data, "__cuda_array_interface__"):
-        return MemoryKind.CUDA
-    if not hasattr(data, "__dlpack_device__"):
-        return MemoryKind.HOST
-    device = data.__dlpack_device__()[0]
-    if device in _HOST_DEVICES:
-        return MemoryKind.HOST
-    return MemoryKind.CUDA if device in _CUDA_DEVICES else MemoryKind.OTHER
 
 
 def source(data: Any) -> Any:
     """Return the bytes of `data` for reading, as a cdata `char[]` that keeps `data` alive."""
     try:
-        return _checked(data, from_buffer(data))
-    except (TypeError, ValueError, BufferError) as error:
-        if hasattr(data, "__array__") and not isinstance(data, np.ndarray):
-            return source(np.asarray(data))
-        raise unusable(data, error) from None
+        return memory(data)
+    except UsageError:
+        if not hasattr(data, "__array__") or hasattr(data, "__dlpack__"):
+            raise
+        return memory(np.asarray(data))
 
 
 def memory(data: Any) -> Any:
     """Return the bytes of `data` as source does, but refuse what would have to be converted to a copy."""
     try:
-        return _checked(data, from_buffer(data))
+        local = from_buffer(shared(data))
+        if holds_objects(data):
+            raise TypeError("it holds Python objects, which have no bytes to send")
+        return local
     except (TypeError, ValueError, BufferError) as error:
         raise unusable(data, error) from None
-
-
-def as_array(data: Any) -> Array:
-    """Return the C-contiguous memory of `data` as an array."""
-    return data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
 
 
 def target(data: Any) -> Any:
     """Return the bytes of `data` for writing."""
     try:
-        local = from_buffer(_BYTES, data, True)
+        local = from_buffer(_BYTES, shared(data), True)
         if data.dtype.hasobject if data.__class__ is _ndarray else holds_objects(data):
             raise TypeError("it holds Python objects, which have no bytes to send")
         return local
     except (TypeError, ValueError, BufferError) as error:
         raise unusable(data, error) from None
+
+
+def shared(data: Any) -> Any:
+    """Return an array over the memory of another library's tensor, and anything else as it is."""
+    if data.__class__ is _ndarray or not hasattr(data, "__dlpack__"):
+        return data
+    return array_of(data)
+
+
+def as_array(data: Any) -> Array:
+    """Return the C-contiguous memory of `data` as an array."""
+    data = shared(data)
+    return data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
 
 
 def holds_objects(data: Any) -> bool:
@@ -92,15 +93,11 @@ def holds_objects(data: Any) -> bool:
     return getattr(getattr(data, "dtype", None), "hasobject", False) is True
 
 
-def _checked(data: Any, local: Any) -> Any:
-    if holds_objects(data):
-        raise TypeError("it holds Python objects, which have no bytes to send")
-    return local
-
-
 def unusable(data: Any, error: Exception) -> UsageError:
     """Return the error that says why `data` cannot be a local buffer, and what to pass instead."""
     kind = type(data).__name__
+    if isinstance(error, UsageError):
+        return error
     if isinstance(data, str):
         return UsageError("text has no bytes of its own: pass data.encode()")
     if isinstance(data, np.ndarray) and not data.flags.c_contiguous and not holds_objects(data):

@@ -13,7 +13,7 @@ from .._ffi import ffi, lib
 from ..errors import RdmaError, UsageError, _text, error_from
 from . import buffers
 from .arguments import c_text, c_text_or_null, whole
-from .buffers import Array
+from .buffers import Array, shared
 from .wait import milliseconds
 
 BYTES = ffi.typeof("char[]")
@@ -118,8 +118,9 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     return call
 
 
-def result_of(kind: str, array: Array, out: Array | None, members: int) -> Array:
+def result_of(kind: str, array: Any, out: Any, members: int) -> Any:
     """Return `out` if it fits the result of an operation among `members`, or a new array if it is None."""
+    array, given = shared(array), shared(out)
     code, size = dtype_code(array), array.size
     if kind == "all_gather":
         size *= members
@@ -132,10 +133,10 @@ def result_of(kind: str, array: Array, out: Array | None, members: int) -> Array
             size //= members
     if out is None:
         return np.empty(_result_shape(kind, array.shape, members), array.dtype)
-    if dtype_code(out) != code:
-        raise UsageError(f"out has dtype {out.dtype}, array has {array.dtype}")
-    if out.size != size:
-        raise UsageError(f"out has {out.size} elements, the result of {kind} has {size}")
+    if dtype_code(given) != code:
+        raise UsageError(f"out has dtype {given.dtype}, array has {array.dtype}")
+    if given.size != size:
+        raise UsageError(f"out has {given.size} elements, the result of {kind} has {size}")
     return out
 
 

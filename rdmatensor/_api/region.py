@@ -14,6 +14,7 @@ from ..errors import Closed, RegionError, UsageError, check
 from . import buffers
 from .arguments import whole
 from .buffers import Array, Buffer, from_buffer
+from .dlpack import capsule_of
 from .transfer import COMPLETED, Transfer
 
 if TYPE_CHECKING:
@@ -85,6 +86,14 @@ class Region:
 
     def __buffer__(self, flags: int) -> memoryview:  # used by Python 3.12 and newer
         return self.array.data
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return the memory as a capsule, for `from_dlpack` of other libraries."""
+        return capsule_of(self.array, **options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's number of the device where the memory lies."""
+        return self.array.__dlpack_device__()
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""

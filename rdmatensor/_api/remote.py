@@ -16,7 +16,8 @@ from ..errors import Closed, UsageError, _text, check
 from . import buffers
 from .arguments import access_bits, c_text, whole
 from .batch import Batch
-from .buffers import Buffer, MemoryKind, Shape
+from .buffers import Buffer, Shape
+from .dlpack import MemoryKind
 from .event_loop import awaitable
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
 from .transfer import COMPLETED, Transfer, drop_complete

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns tensors of other libraries into arrays over the same memory, and back, by DLPack 1.
+
+The names and layouts are those of dlpack.h. A capsule that nobody renames frees its tensor when it is
+dropped, so an array that holds the capsule keeps the memory alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UsageError
+
+# DLPack's numbers of devices whose memory the processor addresses, and of CUDA's.
+_HOST_DEVICES, _CUDA_DEVICES = (1, 3, 11), (2, 13)
+_NAME, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_READ_ONLY, _IS_COPIED = 1, 2
+# Of DLDataTypeCode, what numpy has, by its letter; and what ml_dtypes has.
+_NUMPY = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_ML_DTYPES = {
+    (4, 16): "bfloat16",
+    (7, 8): "float8_e3m4",
+    (8, 8): "float8_e4m3",
+    (9, 8): "float8_e4m3b11fnuz",
+    (10, 8): "float8_e4m3fn",
+    (11, 8): "float8_e4m3fnuz",
+    (12, 8): "float8_e5m2",
+    (13, 8): "float8_e5m2fnuz",
+    (14, 8): "float8_e8m0fnu",
+}
+
+
+class MemoryKind(IntFlag):
+    """Where memory lies: on the host, on a CUDA device, or on another accelerator."""
+
+    HOST = 1
+    CUDA = 2
+    OTHER = 4
+
+
+def kind_of(data: Any) -> MemoryKind:
+    """Return where the memory of `data` lies, by what `data` says. Raises UsageError if it has none."""
+    if hasattr(data, "__cuda_array_interface__"):
+        return MemoryKind.CUDA
+    if not hasattr(data, "__dlpack_device__"):
+        return MemoryKind.HOST
+    try:
+        device = data.__dlpack_device__()[0]
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise UsageError(f"the {type(data).__name__} does not share its memory: {error}") from error
+    if device in _HOST_DEVICES:
+        return MemoryKind.HOST
+    return MemoryKind.CUDA if device in _CUDA_DEVICES else MemoryKind.OTHER
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_get_pointer.restype = ctypes.c_void_p
+
+
+class _Memory:
+    """Bytes that a capsule keeps alive, as numpy asks for them."""
+
+    def __init__(self, capsule: Any, address: int, nbytes: int, read_only: bool) -> None:
+        self._capsule = capsule
+        self.__array_interface__ = {
+            "data": (address, read_only),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def array_of(data: Any) -> npt.NDArray[Any]:
+    """Return an array over the memory of `data`, which has `__dlpack__`.
+
+    It is read-only unless `data` says that it may be written, and keeps the memory alive. Raises UsageError
+    for memory that the processor cannot address, for strides that leave gaps, and for types without a dtype.
+    """
+    capsule = _capsule_of(data)
+    tensor, flags = _tensor_of(capsule)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    dtype = _dtype_of(tensor)
+    if not _is_contiguous(tensor, shape):
+        raise UsageError(
+            f"the {type(data).__name__} of shape {shape} is not C-contiguous: pass a contiguous copy"
+        )
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype)
+    # What is written into a copy would be lost.
+    fixed = bool(flags & (_READ_ONLY | _IS_COPIED))
+    memory = _Memory(capsule, tensor.data + tensor.byte_offset, nbytes, fixed)
+    return np.asarray(memory).view(dtype).reshape(shape)
+
+
+def capsule_of(array: npt.NDArray[Any], **options: Any) -> Any:
+    """Return a capsule with the memory of `array`; `options` are those of `__dlpack__`."""
+    dtype = array.dtype
+    if dtype.name not in _ML_DTYPES.values():
+        return array.__dlpack__(**options)
+    capsule = array.view(f"u{dtype.itemsize}").__dlpack__(**options)
+    tensor, _ = _tensor_of(capsule)
+    tensor.code = next(code for (code, _), name in _ML_DTYPES.items() if name == dtype.name)
+    return capsule
+
+
+def _capsule_of(data: Any) -> Any:
+    kind = kind_of(data)
+    if kind is not MemoryKind.HOST:
+        raise UsageError(
+            f"the {type(data).__name__} lies in memory of kind {kind.name}: copy it to the host"
+        )
+    try:
+        try:
+            return data.__dlpack__(max_version=(1, 0))
+        except TypeError:  # a producer that knows DLPack 0 only
+            return data.__dlpack__()
+    except (BufferError, RuntimeError) as error:
+        raise UsageError(f"the {type(data).__name__} does not share its memory: {error}") from error
+
+
+def _tensor_of(capsule: Any) -> tuple[_Tensor, int]:
+    """Return the tensor in a capsule, and its flags. Version 0 does not tell whether it may be written."""
+    if _is_valid(capsule, _VERSIONED):
+        managed = _Versioned.from_address(_get_pointer(capsule, _VERSIONED))
+        if managed.major == 1:
+            return managed.tensor, managed.flags
+        raise UsageError(f"the tensor comes by DLPack {managed.major}: this package knows 1")
+    return _Tensor.from_address(_get_pointer(capsule, _NAME)), _READ_ONLY
+
+
+def _dtype_of(tensor: _Tensor) -> np.dtype[Any]:
+    name = _ML_DTYPES.get((tensor.code, tensor.bits))
+    if tensor.lanes == 1 and name:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise UsageError(f"a tensor of {name} needs ml_dtypes: pip install ml_dtypes") from None
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
+    if tensor.lanes == 1 and tensor.code in _NUMPY and tensor.bits in (8, 16, 32, 64, 128):
+        return np.dtype(f"{_NUMPY[tensor.code]}{tensor.bits // 8}")
+    raise UsageError(
+        f"a tensor of DLPack's type {tensor.code}, {tensor.bits} bits and {tensor.lanes} lanes has no dtype"
+    )
+
+
+def _is_contiguous(tensor: _Tensor, shape: tuple[int, ...]) -> bool:
+    step = 1
+    if not tensor.strides or 0 in shape:
+        return True
+    for size, stride in zip(reversed(shape), reversed(tensor.strides[: tensor.ndim]), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
