@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of bench_asynchronous.py: trains a small network on digits, and tells when it knows them.
-
-Its gradient takes `pad` seconds, most of which it sleeps, as if the network were larger: so the processors
-stay free, and processes do not disturb each other.
-"""
+"""A process of bench_asynchronous.py: trains a small network on digits, and tells when it knows them."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import rdmatensor.train as rt
-from asynchronous_model import BATCH, Network
-from line import serve
+from asynchronous_model import Network, train
+from member import serve
 from rdmatensor import DeadlineExceeded, Device, Group, Store
 from rdmatensor.errors import ConnectionRefused
 from rdmatensor.train.run.membership import Membership
@@ -51,62 +47,79 @@ class Run(Membership):
                 time.sleep(0.05)
 
 
-def train(
-    run: Run, way: str, seed: int, rate: float, target: float, pad: float, limit: float
-) -> float:
-    """Seconds until this process's model reaches the target; `limit` if it does not before."""
-    network, numbers = Network(seed), np.random.default_rng([seed, run.rank])
-    sync = None if way == SYNCHRONOUS else WAYS[way]()
-    device, group = run.device, run.group
-    assert device is not None and group is not None
-    with Store(device, run.rank, run.size, 0, name=f"{way} {seed}") as reached:
-        addresses = group.all_gather(np.frombuffer(device.address.ljust(64).encode(), np.uint8))
-        for other, address in enumerate(addresses.reshape(run.size, 64)):
+class Synchronous:
+    """All gradients are averaged in each step, in which all processes meet."""
+
+    def __init__(self, run: Run, network: Network, rate: float) -> None:
+        assert run.group is not None
+        self.group, self.network, self.rate = run.group, network, rate
+
+    def gradient(self, rows: Any) -> None:
+        x, y = self.network.train
+        self.found = self.network.gradient(x[rows], y[rows])
+
+    def accuracy(self) -> float:
+        return self.network.accuracy()
+
+    def update(self, done: bool) -> bool:
+        both = np.append(self.found, np.float32(done))
+        self.group.all_reduce(both, out=both)
+        self.network.weights -= self.rate * both[:-1] / self.group.size
+        return bool(both[-1] == self.group.size)
+
+    def close(self) -> None:
+        self.group.barrier()
+
+
+class Asynchronous(Synchronous):
+    """One of rdmatensor.train's ways. In a store each process tells whether it is done."""
+
+    def __init__(self, run: Run, network: Network, rate: float, way: str, seed: int) -> None:
+        super().__init__(run, network, rate)
+        self.steps, self.told = 0, False
+        assert run.device is not None
+        self.reached = Store(run.device, run.rank, run.size, 0, name=f"{way} {seed}")
+        address = np.frombuffer(run.device.address.ljust(64).encode(), np.uint8)
+        for other, each in enumerate(self.group.all_gather(address).reshape(run.size, 64)):
             if other != run.rank:
-                reached.connect(other, address.tobytes().decode().strip(), PATIENCE)
-        following = sync.begin(run, network.weights) if sync is not None else 0
-        group.barrier()
-        begin, found, steps = time.monotonic(), limit, 0
-        while True:
-            started = time.monotonic()
-            rows = numbers.integers(0, len(network.train[1]), BATCH)
-            gradient = network.gradient(network.train[0][rows], network.train[1][rows])
-            if steps % 5 == 0 and found == limit and network.accuracy() >= target:
-                found = time.monotonic() - begin
-                reached.set_clock(1)
-            time.sleep(max(0.0, started + pad - time.monotonic()))
-            if sync is None:
-                # All of them stop together.
-                both = np.append(gradient, np.float32(found < limit or started - begin > limit))
-                group.all_reduce(both, out=both)
-                gradient, stop = both[:-1] / run.size, both[-1] == run.size
-            else:
-                stop = started - begin > limit or (found < limit and _all(reached))
-            steps += 1
-            network.weights -= rate * gradient
-            if sync is not None and steps >= following:
-                following = sync.exchange(network.weights, steps, rate)
-            if stop:
-                break
-        if sync is not None:
-            sync.finish()
-        group.barrier()
-        if sync is not None:
-            sync.close()
-    return found
+                self.reached.connect(other, each.tobytes().decode().strip(), PATIENCE)
+        self.sync = WAYS[way]()
+        self.following = self.sync.begin(run, network.weights)
 
+    def update(self, done: bool) -> bool:
+        self.steps += 1
+        if done and not self.told:
+            self.reached.set_clock(1)
+            self.told = True
+        self.network.weights -= self.rate * self.found
+        if self.steps >= self.following:
+            self.following = self.sync.exchange(self.network.weights, self.steps, self.rate)
+        try:
+            self.reached.wait_clocks(1, timeout=0)
+        except DeadlineExceeded:
+            return False
+        return done
 
-def _all(reached: Store) -> bool:
-    try:
-        reached.wait_clocks(1, timeout=0)
-    except DeadlineExceeded:
-        return False
-    return True
+    def close(self) -> None:
+        self.sync.finish()
+        self.group.barrier()
+        self.sync.close()
+        self.reached.close()
 
 
 def main() -> None:
     run = Run()
-    serve({"train": lambda pads, **order: train(run, pad=pads[run.rank], **order)})
+
+    def begin(way: str, seed: int, rate: float, pads: list[float], **order: float) -> float:
+        network, numbers = Network(seed), np.random.default_rng([seed, run.rank])
+        if way == SYNCHRONOUS:
+            made = Synchronous(run, network, rate)
+        else:
+            made = Asynchronous(run, network, rate, way, seed)
+        made.group.barrier()
+        return train(made, network, numbers, pad=pads[run.rank], **order)
+
+    serve({"train": begin})
 
 
 if __name__ == "__main__":

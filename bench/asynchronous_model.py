@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that bench_asynchronous.py trains, in numpy. It needs no package of rdmatensor."""
+"""The network that bench_asynchronous.py trains, in numpy, and its loop, without rdmatensor."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Protocol
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -48,3 +49,40 @@ class Network:
         first, second = self.layers()
         scores = np.maximum(self.test[0] @ first, 0) @ second
         return float((scores.argmax(1) == self.test[1]).mean())
+
+
+class Way(Protocol):
+    """How a process trains together with the others."""
+
+    def gradient(self, rows: Any) -> None:
+        """Begin a step on these rows of the network's data."""
+
+    def accuracy(self) -> float:
+        """That of this process's own model, on what is not trained on."""
+
+    def update(self, done: bool) -> bool:
+        """End the step. Whether training ends, because all processes are done."""
+
+    def close(self) -> None:
+        """End together."""
+
+
+def train(
+    way: Way, network: Network, numbers: Any, target: float, pad: float, limit: float
+) -> float:
+    """Seconds until this process's model reaches the target; `limit` if it does not before.
+
+    A step takes `pad` seconds, most of which it sleeps, as if the network were larger: so the processors stay
+    free, and processes do not disturb each other. The padding lies before the backward pass.
+    """
+    begin, found, steps, over = time.monotonic(), limit, 0, False
+    while not over:
+        started = time.monotonic()
+        way.gradient(numbers.integers(0, len(network.train[1]), BATCH))
+        if steps % 5 == 0 and found == limit and way.accuracy() >= target:
+            found = time.monotonic() - begin
+        time.sleep(max(0.0, started + pad - time.monotonic()))
+        steps += 1
+        over = way.update(found < limit or started - begin > limit)
+    way.close()
+    return found

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of bench_asynchronous.py that trains the same network on the same data with torch or hivemind.
 
-It needs no package of rdmatensor. The padding lies before the backward pass, as if forward took long.
+It needs no package of rdmatensor.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,8 +20,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from asynchronous_model import BATCH, Network
-from line import leave, serve
+from asynchronous_model import BATCH, Network, train
+from member import serve
 
 PATIENCE = 100.0
 PERIOD = 4
@@ -137,35 +136,33 @@ WAYS: dict[str, Callable[[Model, float], Way]] = {
 }
 
 
-def accuracy(model: Model, test: tuple[Any, Any]) -> float:
-    with torch.no_grad():
-        return float((model(test[0]).argmax(1) == test[1]).float().mean())
+class Trained:
+    """A model in one of the ways."""
 
+    def __init__(self, way: str, network: Network, rate: float) -> None:
+        self.x, self.y = (torch.tensor(each) for each in network.train)
+        self.test = tuple(torch.tensor(each) for each in network.test)
+        self.model, self.steps = Model(network), 0
+        self.parallel, self.optimizer, self.end = WAYS[way](self.model, rate)
+        dist.barrier()
 
-def train(way: str, seed: int, rate: float, target: float, pad: float, limit: float) -> float:
-    """Seconds until this process's model reaches the target; `limit` if it does not before."""
-    network, numbers = Network(seed), np.random.default_rng([seed, dist.get_rank()])
-    x, y = (torch.tensor(each) for each in network.train)
-    test = tuple(torch.tensor(each) for each in network.test)
-    model = Model(network)
-    parallel, optimizer, end = WAYS[way](model, rate)
-    loss_of = torch.nn.CrossEntropyLoss()
-    dist.barrier()
-    begin, found, steps = time.monotonic(), limit, 0
-    while True:
-        started = time.monotonic()
-        rows = torch.tensor(numbers.integers(0, len(y), BATCH))
-        loss = loss_of(parallel(x[rows]), y[rows])
-        if steps % 5 == 0 and found == limit and accuracy(model, test) >= target:
-            found = time.monotonic() - begin
-        time.sleep(max(0.0, started + pad - time.monotonic()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        steps += 1
-        if end.over(steps, found < limit or started - begin > limit):
-            end.close()
-            return found
+    def gradient(self, rows: Any) -> None:
+        rows = torch.tensor(rows)
+        self.loss = torch.nn.CrossEntropyLoss()(self.parallel(self.x[rows]), self.y[rows])
+
+    def accuracy(self) -> float:
+        with torch.no_grad():
+            return float((self.model(self.test[0]).argmax(1) == self.test[1]).float().mean())
+
+    def update(self, done: bool) -> bool:
+        self.optimizer.zero_grad()
+        self.loss.backward()
+        self.optimizer.step()
+        self.steps += 1
+        return self.end.over(self.steps, done)
+
+    def close(self) -> None:
+        self.end.close()
 
 
 def main() -> None:
@@ -178,8 +175,13 @@ def main() -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=PATIENCE),
     )
-    serve({"train": lambda pads, **order: train(pad=pads[rank], **order)})
-    leave()
+
+    def begin(way: str, seed: int, rate: float, pads: list[float], **order: float) -> float:
+        network, numbers = Network(seed), np.random.default_rng([seed, rank])
+        trained = Trained(way, network, rate)
+        return train(trained, network, numbers, pad=pads[rank], **order)
+
+    serve({"train": begin})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from asynchronous_member import SYNCHRONOUS, WAYS
-from harness import Bench, main, timed
+from harness import Bench, main
+from member import timed
 from rdmatensor import Device, Store, config, empty
 from record import BYTES_PER_SECOND
 from team import Team
@@ -59,8 +60,6 @@ def converge(
             f"time to {TARGET:.0%} of digits, rate {rate:g}",
             *(way, found),
             rival=(SYNCHRONOUS, 1.5) if way in WAYS else ("", None),
-            step_s=STEP,
-            slow_step_s=SLOW_STEP,
         )
 
 

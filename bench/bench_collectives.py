@@ -1,67 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collective operations of MultiWorkerMirroredStrategy, grpc+rdma against gRPC, and of rdmatensor.train.
 
-A cluster of each protocol is alive at the same time, and they take turns. --with-veth has two workers, over
-tcp between two network namespaces, whose links --rate limits, in words of tc.
+A cluster of each protocol is alive at the same time, and they take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from harness import KB, MB, Bench, main
-from networks import LOOPBACK, Network, may_make_veth, veth
+from rdmatensor.units import binary_size
 from team import PATIENCE_S, Team
-from tf_measure import GRPC, LOCAL, Cluster, Result, Row, Way, compare
+from tf_cases import Case
+from tf_measure import GRPC, LOCAL, PLANNED, Cluster, Result, Way, clusters_of, compare
 
 # The training step has a square matrix of float32: 17 MB of gradients.
 HIDDEN = 2048
 # The same without a strategy: the operations of rdmatensor.train, which programs of Keras 3 use.
-TRAIN = Way("rdmatensor.train")
-PLANNED = Way("grpc+rdma", planned=True)
-WAYS = (GRPC, TRAIN, PLANNED, LOCAL)
-# A full run makes this many times the steps of a quick run.
-FULL = 5
+TRAIN = Way("rdmatensor.train", settings={"RDMATENSOR_BENCH_TRAIN": "1"})
 
 
-@dataclass(frozen=True)
-class Case:
-    """`count` all-reduces of `nbytes` bytes in one function; or, with a count of 0, a training step.
-
-    A full run times `steps` steps, in turns of `block`. `target` is the wanted speedup with two workers.
-    """
-
-    name: str
-    nbytes: int
-    count: int
-    target: float | None
-    steps: int
-    block: int
-
-    path: str = "static"
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes that a step reduces."""
-        return self.nbytes * max(1, self.count)
-
-    @property
-    def build(self) -> dict[str, Any]:
-        """The command that builds the step."""
-        if self.count:
-            return {"command": "all_reduce", "bytes_each": self.nbytes, "count": self.count}
-        return {"command": "training", "hidden": HIDDEN}
+def reductions(nbytes: int, count: int, target: float, steps: int, block: int) -> Case:
+    """`count` all-reduces of `nbytes` bytes in one function. `target` is for two workers."""
+    several = f"{count} all-reduces of" if count > 1 else "all-reduce"
+    build = {"command": "all_reduce", "bytes_each": nbytes, "count": count}
+    name = f"{several} {binary_size(nbytes)}"
+    return Case(name, build, nbytes * count, steps, block, target)
 
 
 CASES = (
-    Case("all-reduce 4 KiB", 4 * KB, 1, 1.2, 800, 40),
-    Case("all-reduce 256 KiB", 256 * KB, 1, 1.5, 800, 40),
-    Case("all-reduce 4 MiB", 4 * MB, 1, 5, 300, 15),
-    Case("all-reduce 64 MiB", 64 * MB, 1, 18, 60, 3),
-    Case("50 all-reduces of 4 KiB", 4 * KB, 50, 3, 100, 5),
-    Case("training, 17 MB of gradients", 4 * HIDDEN * HIDDEN, 0, 3, 100, 5),
+    reductions(4 * KB, 1, 1.2, 160, 40),
+    reductions(256 * KB, 1, 1.5, 160, 40),
+    reductions(4 * MB, 1, 5, 60, 15),
+    reductions(64 * MB, 1, 18, 12, 3),
+    reductions(4 * KB, 50, 3, 20, 5),
+    Case(
+        *("training, 17 MB of gradients", {"command": "training", "hidden": HIDDEN}),
+        *(4 * HIDDEN * HIDDEN, 20, 5, 3),
+    ),
 )
 
 
@@ -73,51 +51,33 @@ class Workers(Cluster):
         return self.ask_all(command, patience, **fields)[0]
 
 
-class CollectiveRow(Row):
-    """A row whose tensors travel in collective operations, which the counters of paths do not include."""
+def faults_of(case: Case, result: Result) -> Iterator[str]:
+    """Operations that TensorFlow did itself, and bytes that went over gRPC.
 
-    def faults(self) -> Iterator[str]:
-        """As in Row. With more than two workers the order of additions differs, and so may the losses."""
-        two = len(self.results[-1].timed.tasks) == 2
-        return (fault for fault in super().faults() if two or fault != "the losses differ")
-
-    def faults_of(self, result: Result) -> Iterator[str]:
-        """Operations that TensorFlow did itself, and bytes that went over gRPC."""
-        for stats in result.timed.tasks if result.way.name != TRAIN.name else ():
-            collectives = stats["collectives"]
-            if collectives["by_tensorflow"] or collectives["served_by_grpc"]["bytes"]:
-                yield f"left to gRPC: {collectives['by_tensorflow']}"
-            if not sum(kind["operations"] for kind in collectives["operations"].values()):
-                yield "rdmatensor did no operation"
+    The counters of paths do not include collective operations.
+    """
+    for stats in result.use.tasks if result.way.name != TRAIN.name else ():
+        collectives = stats["collectives"]
+        if collectives["by_tensorflow"] or collectives["served_by_grpc"]["bytes"]:
+            yield f"left to gRPC: {collectives['by_tensorflow']}"
+        if not sum(kind["operations"] for kind in collectives["operations"].values()):
+            yield "rdmatensor did no operation"
 
 
-def with_workers(bench: Bench, count: int, network: Network) -> None:
-    local = network is LOOPBACK
-    ways = WAYS if local else (GRPC, TRAIN.over_tcp(), PLANNED.over_tcp(), LOCAL)
-    suite = f"collectives of TensorFlow, {count} workers"
-    suite += "" if local else f", tcp over {network.name}"
-    with Team() as team:
-        clusters = []
-        for way in ways:
-            program = "tf_train_task" if way.name == TRAIN.name else "tf_collective_task"
-            clusters.append(Workers(team, way, ("worker",) * count, program, network))
-        for cluster in clusters:
-            cluster.wait()
-        for case in bench.wanted(CASES):
-            wanted = replace(case, target=case.target if count == 2 and local else None)
-            row = compare(clusters, wanted, 1 / FULL if bench.quick else 1, CollectiveRow)
-            row.record(bench, suite)
-
-
-def measure(
-    bench: Bench, workers: tuple[int, ...] = (2, 4), with_veth: bool = False, rate: str = ""
-) -> None:
-    if not with_veth:
-        for count in workers:
-            with_workers(bench, count, LOOPBACK)
-    elif may_make_veth(bench):
-        with veth(rate) as network:
-            with_workers(bench, 2, network)
+def measure(bench: Bench, workers: tuple[int, ...] = (2, 4)) -> None:
+    for count in workers:
+        with Team() as team:
+            more = (("worker",) * count, "tf_collective_task")
+            clusters = clusters_of(team, (GRPC, TRAIN, PLANNED, LOCAL), *more, make=Workers)
+            for case in bench.wanted(CASES):
+                compare(
+                    *(bench, f"collectives of TensorFlow, {count} workers", clusters),
+                    replace(case, target=case.target if count == 2 else None),
+                    full=5,
+                    check=faults_of,
+                    # With more than two workers the order of additions differs, and so may the losses.
+                    same_losses=count == 2,
+                )
 
 
 if __name__ == "__main__":

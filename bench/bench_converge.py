@@ -7,20 +7,16 @@ their losses must be equal bit for bit, and only the times differ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, field
 from statistics import median
 
 from harness import Bench, main, rotated
-from record import LOSS, SECONDS
 from team import Team
-from tf_measure import FLOOR, GRPC, LOCAL, STATIC, STOCK, Cluster, Use
+from tf_measure import FLOOR, GRPC, LOCAL, PLANNED, STOCK, Use, clusters_of
 
-# The steps of a full run. The names are those of LEARNERS in converge_graphs.py, which imports TensorFlow.
+# The steps of a full run. The names are those of LEARNERS in tf_learners.py, which imports TensorFlow.
 STEPS = {"digits CNN": 200, "word embedding": 400}
-SUITE = "convergence"
 _BLOCK = 20
-WAYS = (GRPC, replace(STATIC, name="grpc+rdma"), LOCAL)
 
 
 @dataclass
@@ -34,26 +30,21 @@ class Course:
     held_out: list[float] = field(default_factory=list)
     use: Use = field(default_factory=lambda: Use([]))
 
-    def reached(self) -> int | None:
-        """The number of steps after which the held-out loss was as low as wanted; None if it never was."""
+    def seconds_to_target(self) -> float | None:
+        """The time until the held-out loss was as low as wanted, in whole blocks; None if it never was."""
         for block, loss in enumerate(self.held_out, 1):
             if loss <= self.wanted:
-                return block * _BLOCK
+                return sum(self.seconds[: block * _BLOCK])
         return None
-
-    def seconds_to_target(self) -> float | None:
-        """The time of these steps."""
-        steps = self.reached()
-        return None if steps is None else sum(self.seconds[:steps])
 
 
 def train(bench: Bench, name: str, workers: int, steps: int) -> None:
     """Train in all ways, in turns of a block of steps."""
     with Team() as team:
-        clusters = {way.name: Cluster(team, way, ("worker",) * (workers + 1)) for way in WAYS}
+        made = clusters_of(team, (GRPC, PLANNED, LOCAL), ("worker",) * (workers + 1))
+        clusters = {cluster.way.name: cluster for cluster in made}
         courses = {}
         for way, cluster in clusters.items():
-            cluster.wait()
             built = cluster.ask("learner", name=name, workers=workers)
             courses[way] = Course(way, built["loss_wanted"])
             cluster.reset()
@@ -66,7 +57,18 @@ def train(bench: Bench, name: str, workers: int, steps: int) -> None:
         for way, cluster in clusters.items():
             courses[way].use = cluster.use()
     bench.run.faults += faults_of(name, list(courses.values()))
-    record(bench, name, workers, list(courses.values()))
+    floor = median(courses[FLOOR].seconds)
+    for course in courses.values():
+        reached = course.seconds_to_target()
+        series = {"step": course.seconds}
+        if reached is not None:
+            series[f"to a held-out loss of {course.wanted:g}"] = [reached]
+        for what, values in series.items():
+            bench.add(
+                *("convergence", f"{name}, {what}", course.way, values),
+                rival=("", None) if course.way in (STOCK, FLOOR) else (STOCK, None),
+                over_floor_s=None if course.way == FLOOR else median(course.seconds) - floor,
+            )
 
 
 def faults_of(name: str, courses: list[Course]) -> list[str]:
@@ -80,40 +82,15 @@ def faults_of(name: str, courses: list[Course]) -> list[str]:
         if (course.losses, course.held_out) != (first.losses, first.held_out)
     ]
     for course in others:
-        if course.way != STOCK:
-            found += [f"{name}: {fault}" for fault in course.use.avoidable()]
-            if not course.use.sent("tensors")["static"]:
-                found.append(f"{name}: nothing went to a planned place")
+        found += [f"{name}: {fault}" for fault in course.use.avoidable()]
+        if not course.use.sent("tensors")["static"]:
+            found.append(f"{name}: nothing went to a planned place")
     return found
 
 
 def _first_difference(one: Course, other: Course) -> int:
     pairs = enumerate(zip(one.losses, other.losses, strict=False))
     return next((step for step, (a, b) in pairs if a != b), len(one.losses))
-
-
-def record(bench: Bench, name: str, workers: int, courses: list[Course]) -> None:
-    """Step times, the time to the target, and losses with their times, whose entries belong together."""
-    floor = next(median(course.seconds) for course in courses if course.way == FLOOR)
-    for course in courses:
-        ends, reached = list(accumulate(course.seconds)), course.seconds_to_target()
-        series = [("step", SECONDS, course.seconds)]
-        if reached is not None:
-            series.append((f"to a held-out loss of {course.wanted:g}", SECONDS, [reached]))
-        for what, times, losses in (
-            ("loss", ends, course.losses),
-            ("held-out loss", ends[_BLOCK - 1 :: _BLOCK], course.held_out),
-        ):
-            series += [(what, SECONDS, times), (what, LOSS, losses)]
-        for what, unit, values in series:
-            compared = course.way not in (STOCK, FLOOR) and not what.endswith("loss")
-            bench.add(
-                *(SUITE, f"{name}, {what}", course.way, values, unit),
-                rival=(STOCK, None) if compared else ("", None),
-                workers=workers,
-                steps_to_target=course.reached(),
-                over_floor_s=None if course.way == FLOOR else median(course.seconds) - floor,
-            )
 
 
 def measure(bench: Bench, workers: int = 1, steps: int = 0) -> None:

@@ -11,18 +11,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from harness import KB, MB, Bench, main
 from networks import Network, loopback_and_veth
 from rdmatensor.units import binary_size
-from record import Process
 from team import HERE, Failed, Members, Team
 
 OURS, GLOO, OPENMPI = "rdmatensor", "gloo", "OpenMPI"
 PATIENCE_S = 300.0
-TCP_TARGET = 1.5  # from 4 MiB on, against gloo
 
 
 class Size(NamedTuple):
@@ -45,24 +42,12 @@ SIZES = (
     Size(4 * MB, 5, 4, 1),
     Size(64 * MB, 3, 1, 1),
 )
-
-
-class Way(NamedTuple):
-    """What is measured at each size. Several ways may share the processes of one library."""
-
-    name: str
-    library: str
-    memory: str = ""
-
-
-REGISTERED = Way("rdmatensor, registered", OURS, "registered")
-ANY_ARRAY = Way("rdmatensor, any array", OURS, "plain")
-MPI = Way(OPENMPI, OPENMPI)
-# Gloo always works in place: the result replaces the input.
-IN_PLACE = "in place"
-CASES = {
-    IN_PLACE: (REGISTERED, ANY_ARRAY, Way(GLOO, GLOO), MPI),
-    "result apart": (REGISTERED, MPI),
+# The ways, each with its library and the case of group_member.py.
+WAYS = {
+    "rdmatensor, registered": (OURS, "registered"),
+    "rdmatensor, any array": (OURS, "plain"),
+    GLOO: (GLOO, ""),
+    OPENMPI: (OPENMPI, ""),
 }
 
 
@@ -115,48 +100,31 @@ def start(
     return members
 
 
-class Libraries:
-    """The members of each library that there is, over shared memory or a network."""
+def compare(
+    bench: Bench, libraries: dict[str, Members], network: Network | None, size: Size
+) -> None:
+    """Measure one size in all ways, in turns."""
 
-    def __init__(self, bench: Bench, members: dict[str, Members], network: Network | None) -> None:
-        self._bench, self._members, self._network = bench, members, network
-        self._used: dict[str, list[Process]] = {}
+    def turn(library: str, memory: str) -> list[float]:
+        order = {"case": memory, "nbytes": size.nbytes, "calls": size.calls}
+        ask = libraries[library].slowest
+        ask("steps", PATIENCE_S, count=1, **order)  # warms the caches
+        times = ask("steps", PATIENCE_S, count=size.samples, **order)
+        return [seconds / size.calls for seconds in times]
 
-    def measure(self, case: str, size: Size) -> None:
-        """Measure one size in all ways, in turns."""
-        ways = {way.name: way for way in CASES[case] if way.library in self._members}
-        count, rival = len(self._members[OURS]), OPENMPI if OPENMPI in ways else GLOO
-        target = size.target
-        if rival == GLOO:
-            target = TCP_TARGET if self._network and size.nbytes >= 4 * MB else 1.0
-        for way in ways.values():
-            self._turn(way, case, size)  # touches memory for the first time
-        self._used.clear()
-        over = f", tcp over {self._network.name}" if self._network else ""
-        self._bench.compare(
-            f"all-reduce of float32, {count} processes{over}",
-            case,
-            {name: lambda way=way: self._turn(way, case, size) for name, way in ways.items()},
-            5 if self._bench.quick else 50,
-            rivals={name: (rival, target) for name, way in ways.items() if way.library == OURS},
-            nbytes=size.nbytes,
-            processes_of=self._used,
-            members=count,
-            calls=size.calls,
-        )
-
-    def _turn(self, way: Way, case: str, size: Size) -> list[float]:
-        order = {"nbytes": size.nbytes, "samples": size.samples, "calls": size.calls}
-        answers = self._members[way.library].ask(
-            *("measure", PATIENCE_S), case=way.memory, in_place=case == IN_PLACE, **order
-        )
-        times, used = zip(*answers, strict=True)
-        now = [Process(f"member {number}", *each) for number, each in enumerate(used)]
-        if before := self._used.get(way.name):  # the peak covers the whole life of the process
-            pairs = zip(now, before, strict=True)
-            now = [replace(a, cpu_seconds=a.cpu_seconds + b.cpu_seconds) for a, b in pairs]
-        self._used[way.name] = now
-        return [max(each) for each in zip(*times, strict=True)]
+    ways = {name: way for name, way in WAYS.items() if way[0] in libraries}
+    rival, target = OPENMPI, size.target
+    if OPENMPI not in libraries:
+        rival, target = GLOO, 1.5 if network and size.nbytes >= 4 * MB else 1.0
+    over = f", tcp over {network.name}" if network else ""
+    bench.compare(
+        f"all-reduce of float32, {len(libraries[OURS])} processes{over}",
+        "in place",  # as gloo always works: the result replaces the input
+        {name: lambda way=way: turn(*way) for name, way in ways.items()},
+        5 if bench.quick else 50,
+        rivals={name: (rival, target) for name, way in ways.items() if way[0] == OURS},
+        nbytes=size.nbytes,
+    )
 
 
 def over(network: Network | None) -> Callable[[int], list[str]]:
@@ -174,15 +142,15 @@ def over(network: Network | None) -> Callable[[int], list[str]]:
 
 
 def measure(bench: Bench, members: int = 2, tcp: bool = False) -> None:
-    libraries = (OURS, GLOO) if tcp else (OURS, GLOO, OPENMPI)
     networks: Any = loopback_and_veth(bench) if tcp else [None]
     for network in networks:
         with Team() as team:
-            started = {each: start(bench, team, each, members, over(network)) for each in libraries}
-            found = Libraries(bench, {k: v for k, v in started.items() if v}, network)
-            for case in CASES:
-                for size in bench.wanted(SIZES):
-                    found.measure(case, size)
+            found = {}
+            for library in (OURS, GLOO) if tcp else (OURS, GLOO, OPENMPI):
+                if started := start(bench, team, library, members, over(network)):
+                    found[library] = started
+            for size in bench.wanted(SIZES):
+                compare(bench, found, network, size)
 
 
 if __name__ == "__main__":

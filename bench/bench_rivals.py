@@ -20,9 +20,6 @@ SIZES = (8, 512, 4 * KB, 64 * KB, MB, 16 * MB, 128 * MB)
 QUICK_SIZES = (8, 4 * KB, 64 * KB, MB, 16 * MB)
 TCP_SIZES = (4 * KB, MB, 64 * MB)
 OURS, NIXL, MOONCAKE = "rdmatensor", "NIXL", "Mooncake"
-BANDWIDTH_FROM = 4 * KB
-NIXL_TARGET = 3.0  # for small writes
-TCP_TARGET = 1.2  # against NIXL; twice Mooncake's speed is wanted
 MODULES = {
     NIXL: ("nixl", "pip install --no-deps nixl nixl-cu12"),
     MOONCAKE: ("mooncake", "pip install mooncake-transfer-engine-non-cuda"),
@@ -49,8 +46,7 @@ def connected(
 
 def turn(active: Members, nbytes: int, megabytes: int) -> list[float]:
     """Times up to 1000 writes, and at least three, of `megabytes` MB in total."""
-    count = max(3, min(1000, megabytes * MB // nbytes))
-    return list(active.ask("turn", nbytes=nbytes, count=count)[0])
+    return active.slowest("steps", nbytes=nbytes, count=max(3, min(1000, megabytes * MB // nbytes)))
 
 
 def tcp_turn(library: str, nbytes: int, network: Network) -> list[float]:
@@ -69,22 +65,30 @@ def there(bench: Bench, libraries: Iterable[str]) -> list[str]:
     return [OURS, *(each for each in libraries if bench.has(each, *MODULES[each]))]
 
 
+def compare(
+    bench: Bench, nbytes: int, over: str, target: float | None, ways: Mapping[str, Way]
+) -> None:
+    bench.compare(
+        *(f"rivals, Python{over}", "write latency", ways, 3 if bench.quick else 5),
+        rivals={OURS: (NIXL, target)},
+        nbytes=nbytes,
+    )
+
+
 def measure(bench: Bench, tcp: bool = False, verbs: str = "", gid_index: int = 1) -> None:
+    if tcp:
+        libraries = there(bench, MODULES)
+        for network in loopback_and_veth(bench):
+            for nbytes in TCP_SIZES:
+                turns = {each: partial(tcp_turn, each, nbytes, network) for each in libraries}
+                compare(bench, nbytes, f", tcp over {network.name}", 1.2, turns)
+        return
+    sizes = QUICK_SIZES if bench.quick else SIZES
+    settings: dict[str, str] = {}
+    if verbs:
+        settings = {"RDMATENSOR_TRANSPORTS": "verbs", "RDMATENSOR_DEVICE": verbs}
+        settings |= rivals.over_verbs(verbs, gid_index)
     with Team() as team:
-        if tcp:
-            libraries = there(bench, MODULES)
-            for network in loopback_and_veth(bench):
-                for nbytes in TCP_SIZES:
-                    compare(
-                        *(bench, nbytes, f", tcp over {network.name}", TCP_TARGET),
-                        {each: partial(tcp_turn, each, nbytes, network) for each in libraries},
-                    )
-            return
-        sizes = QUICK_SIZES if bench.quick else SIZES
-        settings: dict[str, str] = {}
-        if verbs:
-            settings = {"RDMATENSOR_TRANSPORTS": "verbs", "RDMATENSOR_DEVICE": verbs}
-            settings |= rivals.over_verbs(verbs, gid_index)
         ends = {}
         for library in there(bench, [NIXL] if verbs else MODULES):
             try:
@@ -94,27 +98,10 @@ def measure(bench: Bench, tcp: bool = False, verbs: str = "", gid_index: int = 1
                     raise
                 bench.missing(library, rivals.reason(failure.message), "repair its installation")
         for nbytes in sizes:
-            compare(
-                *(bench, nbytes, ", verbs" if verbs else "", 1.0),
-                {
-                    each: partial(turn, end, nbytes, 8 if verbs else 128)
-                    for each, end in ends.items()
-                },
-            )
-
-
-def compare(bench: Bench, nbytes: int, over: str, wanted: float, ways: Mapping[str, Way]) -> None:
-    """The latency and the bandwidth of writes of one size."""
-    suite, rival = "rivals, Python" + over, NIXL if NIXL in ways else ""
-    target = NIXL_TARGET if nbytes == 8 and not over else None
-    found = bench.compare(
-        *(suite, "write latency", ways, 3 if bench.quick else 5),
-        rivals={OURS: (NIXL, target)},
-        nbytes=nbytes,
-    )
-    for way, samples in found.items() if nbytes >= BANDWIDTH_FROM else ():
-        compared = (rival, wanted if rival else None) if way == OURS else ("", None)
-        bench.add_rate(suite, "write bandwidth", way, samples, nbytes, rival=compared)
+            each_mb = 8 if verbs else 128
+            turns = {each: partial(turn, end, nbytes, each_mb) for each, end in ends.items()}
+            target = 3.0 if nbytes == 8 and not verbs else None
+            compare(bench, nbytes, ", verbs" if verbs else "", target, turns)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 
-import sharded_member
 from graph_analyzer.parallel import balance, layers, timeline
 from graph_analyzer.report.cost import Network
 from harness import Bench, main
@@ -28,16 +27,26 @@ from team import Failed, Members, Team
 COMPUTE = 0.6
 # How long the communication of a step takes, in units of the computation.
 WIRES = (0.25, 0.5, 1.0, 4.0)
+LESS = 8
 LESS_IN_MEMORY = 2  # 33 million weights
 BOUND = "longer of the two"
 PREDICTED = "computed"
+
+
+def shapes(less: int = LESS) -> list[tuple[int, ...]]:
+    """The shapes of the weights of VGG-A's layers, with so many times fewer features."""
+    found = []
+    for layer in layers.NETWORKS["vgg_a"]():
+        *kernel, ifm, ofm = layer.kernel
+        found.append((*kernel, max(ifm // less, 1), max(ofm // less, 1)))
+    return found
 
 
 def _layers() -> list[layers.Layer]:
     """Those of the members."""
     return [
         layers.Layer(each.name, int(np.prod(shape)), each.inputs, each.positions)
-        for each, shape in zip(layers.NETWORKS["vgg_a"](), sharded_member.shapes(), strict=True)
+        for each, shape in zip(layers.NETWORKS["vgg_a"](), shapes(), strict=True)
     ]
 
 
@@ -98,7 +107,7 @@ def steps(bench: Bench, members: int, wire: float, count: int) -> None:
     for way, samples in times.items():
         rival = (BOUND, 1 / 1.1) if way == "ahead" else ("", None)
         case = f"step, communication {wire:g} x"
-        bench.add(suite, case, way, samples, rival=rival, compute_s=COMPUTE, rate=rate)
+        bench.add(suite, case, way, samples, rival=rival)
 
 
 def memory(bench: Bench, members: int) -> None:
@@ -123,4 +132,4 @@ def measure(bench: Bench, members: tuple[int, ...] = (2, 4, 8)) -> None:
 
 
 if __name__ == "__main__":
-    main(measure, transport="tcp")
+    main(measure)

@@ -54,10 +54,7 @@ def compare(bench: Bench, name: str, count: int, turns: int) -> None:
             samples = [each[figure] for each in own]
             bench.add(
                 *(suite, f"{name}, {count} samples", f"elimination: {way}", samples),
-                turns=samples,
                 rival=("", None) if way == WAYS[0] else (f"elimination: {WAYS[0]}", TARGET),
-                iterations=own[0]["iterations"],
-                off_libsvm=off,
             )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from harness import Bench, Way, main
 from team import Members, Team
-from tf_embedding_task import ROWS, WIDTH
+from tf_cases import ROWS, WIDTH
 from tf_measure import GRPC, Cluster
 
 PLAIN = ("dense, TensorFlow's update", "all-gather, TensorFlow's update")
@@ -34,17 +34,16 @@ EQUAL = 1.1
 
 def block(members: Members, way: str, steps: int, share: int) -> list[float]:
     """Seconds per batch of some steps, at the slowest member; a step has `share` batches."""
-    answers = [each["seconds"] for each in members.ask("block", way=way, steps=steps)]
-    return [max(each) / share for each in zip(*answers, strict=True)]
+    return [seconds / share for seconds in members.slowest("block", way=way, steps=steps)]
 
 
 def compare(bench: Bench, members: Members, servers: Cluster, ids: int, link: str) -> None:
     """The ways of a case, in turns."""
     ways, size = [*PLAIN, *WAYS], len(members)
     made = members.ask("train", rows=ROWS, width=WIDTH, ids=ids, ways=ways, rule="sgd")[0]
-    best = members.ask("choose", size=made["size"])[0]["way"]
-    servers.ask("train", tables=1, ids=ids, parts=2)
-    steps, share = 2 * size, made["size"][2] / ROWS
+    best = members.ask("choose", size=made)[0]
+    servers.ask("embedding", tables=1, ids=ids, parts=2)
+    steps, share = 2 * size, made[2] / ROWS
     asked: dict[str, Way] = {way: partial(block, members, way, steps, size) for way in ways}
     asked[SERVERS] = lambda: servers.ask("block", steps=steps)["seconds"]
     for call in asked.values():
@@ -53,14 +52,12 @@ def compare(bench: Bench, members: Members, servers: Cluster, ids: int, link: st
     found = bench.compare(
         f"table of {ROWS:,} x {WIDTH}, {size} processes{link}",
         *(case, asked, 3 if bench.quick else 8),
-        share=share,
     )
     servers.ask("close")
     for rival, target in TARGETS.items():
         suite = f"{CHOSEN} against {rival}{link}"
-        other, own = found[rival], found[best]
-        bench.add(suite, case, rival, other.all, turns=other.turns)
-        bench.add(suite, case, CHOSEN, own.all, turns=own.turns, rival=(rival, target), way=best)
+        bench.add(suite, case, rival, found[rival].all)
+        bench.add(suite, case, CHOSEN, found[best].all, rival=(rival, target))
 
 
 def choices(bench: Bench, members: Members, link: str) -> None:
@@ -68,7 +65,7 @@ def choices(bench: Bench, members: Members, link: str) -> None:
     lost = []
     for rows, width, ids in GRID[::5] if bench.quick else GRID:
         made = members.ask("train", rows=rows, width=width, ids=ids, ways=WAYS, rule="adam")[0]
-        choice = members.ask("choose", size=made["size"])[0]["way"]
+        choice = members.ask("choose", size=made)[0]
         names = {way: way + (" (chosen)" if way == choice else "") for way in WAYS}
         for way in WAYS:
             block(members, way, 3, 1)  # traces
@@ -101,7 +98,8 @@ def measure(bench: Bench, members: int = 4, grid: bool = False, gbps: float = 0.
             return
         # A chief, its workers, and two parameter servers.
         jobs = ("ps", "ps", *("worker",) * members, "chief")
-        servers = Cluster(team, GRPC, jobs, "tf_embedding_task")
+        servers = Cluster(team, GRPC, jobs, "tf_chief_task")
+        servers.wait()
         for ids in IDS[:1] if bench.quick else IDS:
             compare(bench, processes, servers, ids, link)
 

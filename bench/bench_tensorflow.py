@@ -11,9 +11,12 @@ grpc-again shows the noise of the machine.
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,8 +25,10 @@ import tf_cases
 from harness import Bench, in_turns, main
 from networks import LOOPBACK, Network, may_make_veth
 from networks import veth as veth_of
-from team import HERE, Task, Team
-from tf_measure import BARE, DYNAMIC, GRPC, LOCAL, STATIC, Cluster, Way, compare
+from programs import build, first_line, run, started
+from team import HERE, Team
+from tf_cases import Case
+from tf_measure import DYNAMIC, FULL, GRPC, LOCAL, STATIC, STOCK, Use, Way, clusters_of, compare
 
 # The batch size bounds the tensors whose number of rows is unknown; it changes nothing for the others.
 PLANNED = replace(STATIC, settings={"RDMATENSOR_BATCH_SIZE": str(tf_cases.MOST_ROWS)})
@@ -43,23 +48,56 @@ def with_settings(text: str) -> Way:
     return Way(text, planned=planned, settings={**PLANNED.settings, **settings})
 
 
+class Bare:
+    """The bytes of a step over sockets.c instead of a cluster: what the kernel alone takes for them."""
+
+    way = Way("bare sockets", STOCK)
+
+    def __init__(self, program: Path, network: Network) -> None:
+        self.network, self._program, self._stack = network, program, ExitStack()
+
+    def reset(self) -> None:
+        """Nothing is counted."""
+
+    def use(self) -> Use:
+        return Use([])
+
+    def ask(self, command: str, patience: float = 0.0, steps: int = 0, **case: Any) -> Any:
+        """As a task of a cluster answers."""
+        host = self.network.host
+        if command == "transfer":
+            self._nbytes = case["count"] * case["nbytes"]
+            serve = [*self.network.prefix, self._program, "serve", "stream", host, self._nbytes]
+            self._port = first_line(self._stack.enter_context(started(serve)))
+        if command == "close":
+            self._stack.close()
+        if command != "block":
+            return {}
+        # The first step warms up.
+        words = [self._program, "stream", host, self._port, self._nbytes, steps + 1, 1]
+        seconds = [float(line) / 1e6 for line in run(words).split()][1:]
+        return {"seconds": seconds, "losses": [], "steps": steps + 1}
+
+
 def steps(
-    bench: Bench, suite: str, ways: list[Way], cases: Iterable[Any], network: Network, trio: bool
+    bench: Bench,
+    suite: str,
+    ways: list[Way],
+    cases: list[Case],
+    network: Network,
+    trio: bool,
+    bare: Bare | None,
 ) -> None:
     """Measure cases on one cluster for each way: two workers; or a parameter server, a worker and a chief."""
     if not cases:
         return
     jobs = ("ps", "worker", "chief") if trio else ("worker", "worker")
     with Team() as team:
-        clusters = []
-        for way in (*ways, LOCAL):
-            program = "tf_bare_task" if way == BARE else "tf_step_task" if trio else "tf_task"
-            clusters.append(Cluster(team, way, jobs, program, network))
-        for cluster in clusters:
-            cluster.wait()
+        program = "tf_chief_task" if trio else "tf_task"
+        first, *others = clusters_of(team, [*ways, LOCAL], jobs, program, network)
         for case in cases:
-            can = [each for each in clusters if each.way != BARE or hasattr(case, "consumer")]
-            compare(can, case, 1 if bench.quick else tf_cases.FULL).record(bench, suite)
+            between = [bare] if bare and case.build["command"] == "transfer" else []
+            compare(bench, suite, [first, *between, *others], case)
 
 
 def unused(bench: Bench) -> None:
@@ -70,36 +108,22 @@ def unused(bench: Bench) -> None:
     kinds = {"plugin": {}, "no plugin": {"RDMATENSOR_DISABLE": "1"}}
     with Team() as team:
         tasks = {
-            f"{kind} {number}": team.start(
-                f"{kind} {number}", [sys.executable, HERE / "tf_task.py"], settings
-            )[0]
+            f"{kind} {number}": team.start(kind, [sys.executable, HERE / "tf_task.py"], settings)[0]
             for number in (1, 2)
             for kind, settings in kinds.items()
         }
-
-        def ask(task: Task, command: str, **fields: Any) -> Any:
-            task.send(command, **fields)
-            return task.answer()
-
         for task in tasks.values():
             task.answer()
-            ask(task, "training", batch=32)
-            ask(task, "block", steps=2 * UNUSED_BLOCK)
-        turns = 12 * (1 if bench.quick else tf_cases.FULL)
+            task.ask("training", batch=32)
+            task.ask("block", steps=2 * UNUSED_BLOCK)
         calls = {
-            name: lambda task=task: ask(task, "block", steps=UNUSED_BLOCK)["seconds"]
+            name: lambda task=task: task.ask("block", steps=UNUSED_BLOCK)["seconds"]
             for name, task in tasks.items()
         }
-        for name, samples in in_turns(calls, turns).items():
-            facts = ask(tasks[name], "process")
-            if facts["plugin"] == name.startswith("no "):
-                bench.run.faults.append(f"{name}: the plugin is loaded: {facts['plugin']}")
-            bench.add(
-                *("plugin loaded but unused", "a local training step", name, samples.all),
-                turns=samples.turns,
-                threads=facts["threads"],
-                resident_bytes=facts["resident_bytes"],
-            )
+        for name, samples in in_turns(calls, 12 * (1 if bench.quick else FULL)).items():
+            if (loaded := tasks[name].ask("process")["plugin"]) == name.startswith("no "):
+                bench.run.faults.append(f"{name}: the plugin is loaded: {loaded}")
+            bench.add("plugin loaded but unused", "a local training step", name, samples.all)
 
 
 def measure(
@@ -113,25 +137,25 @@ def measure(
     extra = [with_settings(text) for text in with_]
     targets, suite, network = tf_cases.TARGETS, "TensorFlow steps", LOOPBACK
     ways = [GRPC, *(CANDIDATES[name] for name in cluster), *extra]
+    bare = None
     with ExitStack() as stack:
         if veth:
             if not may_make_veth(bench):
                 return
             network = stack.enter_context(veth_of(rate, congestion))
             targets = tf_cases.OVER_GIGABIT if rate else tf_cases.OVER_TCP
-            ways, suite = [GRPC, BARE, OVER_TCP, *extra], f"{suite}, tcp over {network.name}"
+            ways, suite = [GRPC, OVER_TCP, *extra], f"{suite}, tcp over {network.name}"
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            bare = Bare(build(folder, "sockets") / "sockets", network)
 
-        def chosen(cases: Iterable[Any]) -> list[Any]:
-            known = [each for each in cases if each.name in targets]
-            known = [replace(each, target=targets[each.name]) for each in known]
-            left_out = bench.quick and not bench.only
-            return bench.wanted(
-                [each for each in known if getattr(each, "quick", True) or not left_out]
-            )
+        def chosen(cases: Iterable[Case]) -> list[Case]:
+            all_of_them = not bench.quick or bench.only
+            known = [each for each in cases if each.name in targets and (each.quick or all_of_them)]
+            return bench.wanted([replace(each, target=targets[each.name]) for each in known])
 
-        transfers = chosen([*tf_cases.TRANSFERS, *tf_cases.TRAININGS])
-        steps(bench, suite, ways, transfers, network, trio=False)
-        steps(bench, suite, ways, chosen(tf_cases.STEPS), network, trio=True)
+        on = partial(steps, bench, suite, ways, network=network, bare=bare)
+        on(cases=chosen([*tf_cases.TRANSFERS, *tf_cases.TRAININGS]), trio=False)
+        on(cases=chosen(tf_cases.STEPS), trio=True)
     if tf_cases.UNUSED in targets and bench.wanted([tf_cases.UNUSED]):
         unused(bench)
 

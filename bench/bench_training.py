@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from harness import Bench, Way, in_turns, main
 from team import Team
-from training_member import LAYERS, WIDTH
+from training_member import LAYERS, OPERATIONS, WIDTH
 
 OURS, KERAS, TORCH, JAX = "rdmatensor.train", "Keras 3 alone", "torch DDP, gloo", "JAX, gloo"
 FLOOR = "nothing remote"
@@ -30,7 +30,9 @@ def start(
     """One program in `size` processes; a call gives the times of some steps, of the slowest process."""
     python = bench.rival_python if program in RIVALS.values() else sys.executable
     members = team.members("training_member", size, settings, python, words=[program])
-    return lambda: members.slowest("steps", count=BLOCK)
+    members.slowest("steps", count=1)  # builds it
+    share = OPERATIONS if program in ("small", "unshared") else 1
+    return lambda: [seconds / share for seconds in members.slowest("steps", count=BLOCK)]
 
 
 def steps(bench: Bench, team: Team, workers: int, turns: int) -> None:
@@ -43,7 +45,7 @@ def steps(bench: Bench, team: Team, workers: int, turns: int) -> None:
     found = in_turns(calls, turns)  # type: ignore[type-var]
     suite = f"training step, 17 MB of gradients, {workers} processes"
     for (case, name), samples in found.items():
-        bench.add(suite, case, name, samples.all, turns=samples.turns)
+        bench.add(suite, case, name, samples.all)
     for name in both:
         pairs = zip(
             found["together", name].turns, found["a process alone", name].turns, strict=True

@@ -80,7 +80,7 @@ def at_node(emulation: Emulation, file: Path) -> Callable[[int], list[str]]:
 def compare(bench: Bench, case: Case, nbytes: int, turns: int) -> None:
     """Measure all ways in turns, of which each is one all-reduce."""
     topology = case.scaled()
-    order = {"nbytes": nbytes, "in_place": True, "samples": 1, "calls": 1}
+    order = {"nbytes": nbytes, "calls": 1}
     with contextlib.ExitStack() as stack:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "topology.json")
         emulation = stack.enter_context(emulated(topology))
@@ -91,22 +91,15 @@ def compare(bench: Bench, case: Case, nbytes: int, turns: int) -> None:
         def once(library: str, way: str) -> list[float]:
             members = groups[library]
             assert members is not None
-            return [max(times[0] for times, _ in members.ask("measure", 300.0, case=way, **order))]
+            return members.slowest("steps", 300.0, case=way, count=1, **order)
 
         ways: dict[str, Way] = {way: partial(once, OURS, way) for way in (TREES, RING, DIRECT)}
         if groups[GLOO]:
             ways[GLOO] = partial(once, GLOO, "")
         rivals = {TREES: (case.rival, case.target)}
-        found = bench.compare(
-            *(SUITE, case.name, ways, turns), rivals=rivals, nbytes=nbytes, members=topology.size
-        )
-    name, trees = f"{case.name}: the bound", found[TREES]
-    bench.add(
-        *(SUITE, name, TREES, trees.all),
-        nbytes=nbytes,
-        turns=trees.turns,
-        rival=(BOUND, OF_BOUND),
-    )
+        found = bench.compare(SUITE, case.name, ways, turns, rivals=rivals, nbytes=nbytes)
+    name, trees = f"{case.name}: the bound", found[TREES].all
+    bench.add(SUITE, name, TREES, trees, nbytes=nbytes, rival=(BOUND, OF_BOUND))
     bench.add(SUITE, name, BOUND, [nbytes / pack(topology, "all_reduce").bound], nbytes=nbytes)
 
 
@@ -119,4 +112,4 @@ def measure(bench: Bench, turns: int = 2) -> None:
 
 
 if __name__ == "__main__":
-    main(measure, transport="tcp")
+    main(measure)

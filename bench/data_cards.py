@@ -77,7 +77,7 @@ def sets() -> Iterator[tuple[str, Array, Array]]:
 def splits() -> Iterator[tuple[str, str, tuple[Array, Array], tuple[Array, Array]]]:
     """Data set, program, and its parts for training and for the test."""
     sys.path.insert(0, str(EXAMPLES))
-    from asynchronous_member import Network
+    from asynchronous_model import Network
     from rdmatensor.simulate.problem import Problem
 
     train: Any = import_module("demo.train")

@@ -4,32 +4,19 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from collections.abc import Callable
-from time import perf_counter, process_time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from line import serve
+from member import serve_steps
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
-Call = Callable[[], object]
+# A call that sums the members' arrays in place, and this one's.
+Prepared = tuple[Callable[[], object], Array]
 PATIENCE = 100.0
 ALGORITHMS = ("trees", "ring", "direct")
-
-
-class Library(Protocol):
-    rank: int
-    offer: str  # join() of all members gets rank 0's
-
-    def join(self, offer: str) -> None: ...
-
-    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
-        """A call that sums the members' `data`, and the arrays of its input and its result."""
-
-    def close(self) -> None: ...
 
 
 class OpenMpi:
@@ -46,20 +33,17 @@ class OpenMpi:
     def join(self, offer: str) -> None:
         self._mpi.COMM_WORLD.Barrier()
 
-    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
+    def prepare(self, case: str, length: int) -> Prepared:
         mpi, all_reduce = self._mpi, self._mpi.COMM_WORLD.Allreduce
-        source = data.copy()
-        result = source if in_place else data.copy()
-        send = mpi.IN_PLACE if in_place else [source, mpi.FLOAT]
-        receive = [result, mpi.FLOAT]
-        return (lambda: all_reduce(send, receive, mpi.SUM)), source, result
+        data = np.zeros(length, np.float32)
+        return (lambda: all_reduce(mpi.IN_PLACE, [data, mpi.FLOAT], mpi.SUM)), data
 
     def close(self) -> None:
         self._mpi.Finalize()
 
 
 class Gloo:
-    """torch.distributed on CPUs, whose all_reduce only works in place."""
+    """torch.distributed on CPUs."""
 
     def __init__(self, rank: int, size: int) -> None:
         import torch.distributed
@@ -73,10 +57,10 @@ class Gloo:
             "gloo", offer, rank=self.rank, world_size=self._size
         )
 
-    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
-        source, all_reduce = data.copy(), self._torch.distributed.all_reduce
-        tensor = self._torch.from_numpy(source)
-        return (lambda: all_reduce(tensor)), source, source
+    def prepare(self, case: str, length: int) -> Prepared:
+        data, all_reduce = np.zeros(length, np.float32), self._torch.distributed.all_reduce
+        tensor = self._torch.from_numpy(data)
+        return (lambda: all_reduce(tensor)), data
 
     def close(self) -> None:
         self._torch.distributed.destroy_process_group()
@@ -91,40 +75,32 @@ class Ours:
     def __init__(self, rank: int, size: int) -> None:
         import rdmatensor
 
-        self._rdmatensor = rdmatensor
         self.rank, self._size = rank, size
         self._device = rdmatensor.Device()
         self.offer = self._device.address
 
     def join(self, offer: str) -> None:
-        self._group = self._rdmatensor.Group(
+        from rdmatensor import Group
+        from rdmatensor.topology.agree import use
+
+        self._group = Group(
             self._device, self.rank, self._size, offer, name="bench", timeout=PATIENCE
         )
         if file := os.environ.get("BENCH_TOPOLOGY"):
-            from rdmatensor.topology.agree import use
-
             use(self._group, file, ("all_reduce",), timeout=PATIENCE)
 
-    def prepare(self, case: str, data: Array, in_place: bool) -> tuple[Call, Array, Array]:
+    def prepare(self, case: str, length: int) -> Prepared:
         make = np.zeros if case == "plain" else self._group.empty
-        source = make(data.shape, data.dtype)
-        result = source if in_place else make(data.shape, data.dtype)
-        all_reduce = self._group.all_reduce
-        if case in ALGORITHMS:
-            named: Any = {"algorithm": case, "timeout": PATIENCE}
-            return (lambda: all_reduce(source, result, **named)), source, result
-        return (lambda: all_reduce(source, result)), source, result
+        data, all_reduce = make((length,), np.float32), self._group.all_reduce
+        named: Any = {"algorithm": case, "timeout": PATIENCE} if case in ALGORITHMS else {}
+        return (lambda: all_reduce(data, data, **named)), data
 
     def close(self) -> None:
         self._group.close()
         self._device.close()
 
 
-LIBRARIES: dict[str, Callable[[int, int], Library]] = {
-    "rdmatensor": Ours,
-    "gloo": Gloo,
-    "OpenMPI": OpenMpi,
-}
+LIBRARIES: dict[str, Any] = {"rdmatensor": Ours, "gloo": Gloo, "OpenMPI": OpenMpi}
 
 
 def pattern(rank: int, count: int) -> Array:
@@ -132,60 +108,32 @@ def pattern(rank: int, count: int) -> Array:
     return np.resize(((np.arange(1009) * 7 + rank * 31) % 1009).astype(np.float32), count)
 
 
-class Prepared:
-    """The call of each case and size, which is prepared once, so that memory is registered once."""
-
-    def __init__(self, library: Library, size: int) -> None:
-        self._library = library
-        self._size = size
-        self._calls: dict[tuple[str, int, bool], tuple[Call, Array, Array]] = {}
-
-    def measure(
-        self, case: str, nbytes: int, in_place: bool, samples: int, calls: int
-    ) -> tuple[list[float], tuple[float, int]]:
-        """Samples of the time of a call, each the mean of `calls` calls back to back.
-
-        Also the processor time of all calls, and the peak of resident bytes.
-        """
-        call, source, result = self._take(case, nbytes, in_place)
-        source[:] = pattern(self._library.rank, nbytes // 4)
-        call()
-        if not np.array_equal(
-            result, sum(pattern(rank, nbytes // 4) for rank in range(self._size))
-        ):
-            raise SystemExit(f"bench_group: the sum of {nbytes} bytes is wrong ({case})")
-        source[:] = 0  # sums in place stay finite
-        times = []
-        before = process_time()
-        for turn in range(samples + 1):
-            begin = perf_counter()
-            for _ in range(calls):
-                call()
-            if turn:  # the first one warms the caches
-                times.append((perf_counter() - begin) / calls)
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return times, (process_time() - before, peak_bytes)
-
-    def _take(self, case: str, nbytes: int, in_place: bool) -> tuple[Call, Array, Array]:
-        key = case, nbytes, in_place
-        if key not in self._calls:
-            self._calls[key] = self._library.prepare(
-                case, np.zeros(nbytes // 4, dtype=np.float32), in_place
-            )
-        return self._calls[key]
-
-
 def main(name: str, rank: int, size: int) -> None:
     library = LIBRARIES[name](rank, size)
-    serve(
-        {
-            "offer": lambda: (library.rank, library.offer),
-            "join": library.join,
-            "measure": Prepared(library, size).measure,
-        },
-        library.rank if name == "OpenMPI" else "",
+
+    def make(case: str, nbytes: int, calls: int) -> Callable[[], object]:
+        """A step of `calls` calls back to back, whose sum has been checked."""
+        call, data = library.prepare(case, nbytes // 4)
+        data[:] = pattern(library.rank, nbytes // 4)
+        call()
+        right = sum(pattern(rank, nbytes // 4) for rank in range(size))
+        if not np.array_equal(data, right):
+            raise SystemExit(f"bench_group: the sum of {nbytes} bytes is wrong ({case})")
+        data[:] = 0  # sums in place stay finite
+
+        def step() -> None:
+            for _ in range(calls):
+                call()
+
+        return step
+
+    serve_steps(
+        make,
+        rank=library.rank if name == "OpenMPI" else "",
+        close=library.close,
+        offer=lambda: (library.rank, library.offer),
+        join=library.join,
     )
-    library.close()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rich.console import Console
 import record
 import report
 from rdmatensor._tools.processes import terminate_like_interrupt
-from record import BYTES_PER_SECOND, SECONDS, Distribution, Missing, Parameter, Result, Run
+from record import SECONDS, Distribution, Missing, Parameter, Result, Run
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 Way = Callable[[], list[float]]
@@ -67,18 +67,6 @@ def in_turns(ways: Mapping[str, Way], turns: int) -> dict[str, Samples]:
     return samples
 
 
-def timed(call: Callable[[], object], count: int, pause_s: float = 0.0) -> list[float]:
-    """The seconds of each of `count` calls, `pause_s` apart. They include about 0.05 us for the clock."""
-    times = []
-    for _ in range(count):
-        if pause_s:
-            time.sleep(pause_s)
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return times
-
-
 @dataclass
 class Bench:
     """One run of one program: what it was asked for, and the record that it fills in."""
@@ -100,32 +88,12 @@ class Bench:
         samples: Sequence[float],
         unit: str = SECONDS,
         nbytes: int | None = None,
-        turns: Sequence[float] = (),
         rival: tuple[str, float | None] = ("", None),
-        processes: Sequence[record.Process] = (),
         **parameters: Parameter,
     ) -> None:
         """Record one result. `rival` is the way that it is compared with, and the ratio that is wanted."""
         self.run.results.append(
-            Result(
-                *(suite, case, way, unit, record.thinned(samples), nbytes, list(turns)),
-                parameters=parameters,
-                processes=list(processes),
-                rival=rival[0],
-                target=rival[1],
-            )
-        )
-
-    def add_rate(
-        self, suite: str, case: str, way: str, samples: Samples, nbytes: int, **more: Any
-    ) -> None:
-        """Record the times of operations of `nbytes` bytes as bytes per second."""
-        self.add(
-            *(suite, case, way, [nbytes / seconds for seconds in samples.all]),
-            unit=BYTES_PER_SECOND,
-            nbytes=nbytes,
-            turns=[nbytes / seconds for seconds in samples.turns],
-            **more,
+            Result(*(suite, case, way, unit, record.thinned(samples), nbytes, parameters, *rival))
         )
 
     def compare(
@@ -136,24 +104,17 @@ class Bench:
         turns: int,
         *,
         rivals: Mapping[str, tuple[str, float | None]] = {},
-        processes_of: Mapping[str, Sequence[record.Process]] = {},
         **more: Any,
     ) -> dict[str, Samples]:
         """Measure the ways in turns and record them; `more` is as in `add`.
 
-        `rivals` tells with which other way each is compared, if that is among the ways, and `processes_of`
-        what each has used in the end.
+        `rivals` tells with which other way each is compared, if that is among the ways.
         """
         found = in_turns(ways, turns)
         for way, samples in found.items():
             rival = rivals.get(way, ("", None))
-            self.add(
-                *(suite, case, way, samples.all),
-                turns=samples.turns,
-                rival=rival if rival[0] in ways else ("", None),
-                processes=processes_of.get(way, ()),
-                **more,
-            )
+            known = rival if rival[0] in ways else ("", None)
+            self.add(suite, case, way, samples.all, rival=known, **more)
         return found
 
     def missing(self, name: str, why: str, remedy: str) -> None:
@@ -172,7 +133,7 @@ class Bench:
         return there
 
 
-def main(measure: Callable[..., None], title: str = "", transport: str = "shm") -> None:
+def main(measure: Callable[..., None]) -> None:
     """Run a benchmark as a program: `measure(bench, ...)`, whose other parameters become options.
 
     Prints the machine first, and the tables after it. Exits with status 1 if there are faults.
@@ -180,9 +141,9 @@ def main(measure: Callable[..., None], title: str = "", transport: str = "shm") 
 
     def command(quick: bool, only: str, rival_python: str, json: Path | None, **own: Any) -> None:
         console = Console(width=None if sys.stdout.isatty() else 150)
-        machine = record.Environment.here(transport=transport)
+        machine = record.Environment.here()
         console.print(machine.summary, highlight=False, markup=False)
-        bench = Bench(Run(title or about, machine, quick), quick, only, rival_python)
+        bench = Bench(Run(about, machine, quick), quick, only, rival_python)
         began = time.monotonic()
         with terminate_like_interrupt():
             measure(bench, **own)

@@ -3,49 +3,82 @@
  * Measures the C interface without Python, as perftest measures verbs and ucx_perftest measures UCX.
  *
  * `micro serve BYTES` prints the address that `micro TEST ADDRESS SIZE SAMPLES [DEPTH [EACH]]` connects to.
- * `micro peers - SIZE SAMPLES COUNT` starts COUNT peers itself, and `micro copy - SIZE SAMPLES` needs no peer.
  * Each of the SAMPLES lines of output is a mean of EACH operations, in microseconds. Tests that end in _bw
- * print MB/s (10^6 bytes), and rate prints 10^6 operations per second.
+ * print MB/s (10^6 bytes).
  *
- *   write_lat     half a round trip, with both ends polling the last bytes in memory
- *   write         a write until it is complete
- *   read_lat      a read until the bytes have arrived
- *   notify_lat    half a round trip of writes with notification, which the devices' threads handle
- *   write_bw read_bw write_notify_bw   bandwidth with up to DEPTH operations in flight
- *   rate          notifications of SIZE bytes, until the peer has handled all of them
- *   batch         like write_bw, but posts DEPTH writes at once, and prints operations per second
- *   peers         a write to each of COUNT peers in turn
- *   peers_notify  a notification to each of COUNT peers in turn, and its answer
- *   crowd         DEPTH connections to one peer (SAMPLES is 1), in connections per second
- *   crowd_memory  what each of them takes here after a write, in KiB of resident memory
- *   copy          memcpy, the limit of shared memory
+ *   write_lat        half a round trip, with both ends polling the last bytes in memory
+ *   write            a write until it is complete
+ *   read_lat         a read until the bytes have arrived
+ *   write_bw read_bw bandwidth with up to DEPTH operations in flight
+ *   crowd            DEPTH connections to one peer (SAMPLES is 1), in connections per second
+ *   crowd_memory     what each of them takes here after a write, in KiB of resident memory
+ *   copy             memcpy, the limit of shared memory, which needs no peer
  */
-#include "micro.h"
-
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define MOST_PEERS 64
-#define MOST_BATCHED 1024
+#include "rdmatensor.h"
+
+#define MOST_DEPTH 1024
 #define LEAST_REGION 4096ull
-/* What a client asks of a server, in the upper half of a notification's immediate value. */
-#define ECHO (1ull << 32)
-#define PING_PONG (2ull << 32)
-#define WANT(immediate) ((immediate) & ~0xffffffffull)
 
+/* The arguments of the command line. */
+typedef struct request {
+  const char *test, *address;
+  uint64_t size;
+  long samples, depth, each;
+} request;
+
+typedef struct side {
+  rdt_device *device;
+  rdt_region *region;
+  volatile char *memory; /* the peer writes to the first half; the second half is sent */
+  uint64_t room;         /* bytes of a half */
+  uint64_t size;         /* of an operation */
+  rdt_channel *channel;
+  rdt_remote_region *remote;
+  /* At the server: a client that asked for ping-pong, and the number of turns. */
+  pthread_mutex_t lock;
+  pthread_cond_t ready;
+  rdt_channel *guest;
+  uint64_t turns;
+} side;
+
+static void check(rdt_status status, const char *what) {
+  if (status >= 0) return;
+  fprintf(stderr, "%s: %s: %s\n", what, rdt_status_name(status), rdt_last_error());
+  exit(1);
+}
+
+static double now_us(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+/* A client asks for ping-pong by a notification with the size, and the number of turns as immediate value. */
 static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
-                      size_t size);
+                      size_t size) {
+  side *s = context;
+  if (size != sizeof(s->size)) return;
+  pthread_mutex_lock(&s->lock);
+  rdt_channel_ref(channel);
+  s->guest = channel;
+  memcpy(&s->size, data, size);
+  s->turns = immediate;
+  pthread_cond_signal(&s->ready);
+  pthread_mutex_unlock(&s->lock);
+}
 
-/* Without a handler, a thread that waits for a transfer polls for it. */
+/* Without a handler, as at a client, a thread that waits for a transfer polls for it. */
 static void open_side(side *s, const char *name, uint64_t size, bool handles) {
   rdt_region_info info;
   rdt_device_options options = {.struct_size = sizeof(options),
@@ -64,46 +97,32 @@ static void open_side(side *s, const char *name, uint64_t size, bool handles) {
   s->memory = info.address;
 }
 
+static void join(side *s, const char *address) {
+  check(rdt_device_connect(s->device, address, -1, &s->channel), "connect");
+  check(rdt_remote_region_find(s->channel, "micro", -1, &s->remote), "find region");
+}
+
+static void leave(side *s) {
+  rdt_remote_region_unref(s->remote);
+  rdt_channel_unref(s->channel);
+}
+
+/* The source is half a page away from the peer's offset in its page: with equal offsets, processors confuse
+ * reads of one with recent writes to the other. */
+static rdt_op operation(side *s, uint32_t kind) {
+  void *source = (void *)(s->memory + s->room + LEAST_REGION / 2);
+  return (rdt_op){.kind = kind, .local = source, .size = s->size, .remote = s->remote};
+}
+
 static void finish(rdt_transfer *transfer) {
   if (transfer) check(rdt_transfer_wait(transfer, -1), "wait");
   rdt_transfer_free(transfer);
 }
 
-/* ---- many in flight ------------------------------------------------------------------------------- */
-
-static long begun; /* transfers that were not complete when they were posted */
-static atomic_long ended;
-
-static void done(void *context, rdt_status status) {
-  (void)context;
-  check(status, "transfer");
-  atomic_fetch_add(&ended, 1);
-}
-
-/* Half a page away from the peer's offset in its page: with equal offsets, processors confuse reads of one with
- * recent writes to the other. */
-static void *source(side *s) { return (void *)(s->memory + s->room + LEAST_REGION / 2); }
-
-static rdt_op operation(side *s, uint32_t kind) {
-  bool notifies = kind == RDT_OP_NOTIFY;
-  return (rdt_op){
-      .kind = kind, .local = source(s), .size = s->size, .remote = notifies ? NULL : s->remote};
-}
-
-static void post(side *s, const rdt_op *ops, size_t count) {
-  rdt_status status = rdt_channel_post(s->channel, ops, count, done, NULL);
-  check(status, "post");
-  if (status == RDT_IN_PROGRESS) begun++;
-}
-
-static void wait_below(long limit) {
-  while (begun - atomic_load(&ended) >= limit) usleep(50);
-}
-
 /* Waits for the oldest transfer once DEPTH are under way. */
 static double bandwidth(side *s, const request *r, uint32_t kind) {
   rdt_op op = operation(s, kind);
-  rdt_transfer *under_way[MOST_BATCHED] = {NULL};
+  rdt_transfer *under_way[MOST_DEPTH] = {NULL};
   double begin = now_us();
   for (long i = 0; i < r->each; i++) {
     rdt_transfer **place = &under_way[i % r->depth];
@@ -113,20 +132,6 @@ static double bandwidth(side *s, const request *r, uint32_t kind) {
   for (long i = 0; i < r->depth; i++) finish(under_way[(r->each + i) % r->depth]);
   return (double)r->size * (double)r->each / (now_us() - begin);
 }
-
-static double batches(side *s, const request *r) {
-  rdt_op ops[MOST_BATCHED];
-  for (long i = 0; i < r->depth; i++) ops[i] = operation(s, RDT_OP_WRITE);
-  double begin = now_us();
-  for (long i = 0; i < r->each; i++) {
-    wait_below(r->depth);
-    post(s, ops, (size_t)r->depth);
-  }
-  wait_below(1);
-  return (double)(r->depth * r->each) / (now_us() - begin);
-}
-
-/* ---- one after the other -------------------------------------------------------------------------- */
 
 static double one_time(side *s, const request *r, uint32_t kind) {
   rdt_op op = operation(s, kind);
@@ -156,8 +161,6 @@ static double copy_time(const request *r) {
   return (now_us() - begin) / (double)r->each;
 }
 
-/* ---- ping-pong in memory -------------------------------------------------------------------------- */
-
 /* The last 8 of `size` bytes hold the number of the turn. */
 static volatile uint64_t *last_word(volatile char *bytes, uint64_t size) {
   return (volatile uint64_t *)(bytes + (size - 8));
@@ -167,8 +170,7 @@ static void send_turn(side *s, rdt_channel *channel, rdt_remote_region *remote, 
   rdt_op op = operation(s, RDT_OP_WRITE);
   *last_word(op.local, s->size) = turn;
   op.remote = remote;
-  rdt_status status = rdt_channel_post(channel, &op, 1, NULL, NULL);
-  check(status, "post");
+  check(rdt_channel_post(channel, &op, 1, NULL, NULL), "post");
 }
 
 /* False if the peer does not answer. */
@@ -183,12 +185,12 @@ static bool await_turn(side *s, uint64_t turn) {
   return true;
 }
 
-static void ping_pong(side *s, const request *r) {
+static void ping_pong(side *s, const request *r, double *times) {
   uint64_t turn = 0;
   rdt_op start = {.kind = RDT_OP_NOTIFY,
                   .local = &s->size,
                   .size = sizeof(s->size),
-                  .immediate = PING_PONG | (uint64_t)(r->samples * r->each)};
+                  .immediate = (uint64_t)(r->samples * r->each)};
   *last_word(s->memory, s->size) = 0;
   check(rdt_channel_post(s->channel, &start, 1, NULL, NULL), "notify");
   for (long i = 0; i < r->samples; i++) {
@@ -197,11 +199,9 @@ static void ping_pong(side *s, const request *r) {
       send_turn(s, s->channel, s->remote, ++turn);
       if (!await_turn(s, turn)) exit(1);
     }
-    s->times[i] = (now_us() - begin) / 2 / (double)r->each;
+    times[i] = (now_us() - begin) / 2 / (double)r->each;
   }
 }
-
-static bool has_guest(side *s) { return s->guest != NULL; }
 
 /* Plays ping-pong with each client that asks for it, until the parent process ends. */
 static void serve(uint64_t most) {
@@ -213,7 +213,7 @@ static void serve(uint64_t most) {
   for (;;) {
     rdt_remote_region *remote;
     pthread_mutex_lock(&s.lock);
-    while (!has_guest(&s)) pthread_cond_wait(&s.ready, &s.lock);
+    while (!s.guest) pthread_cond_wait(&s.ready, &s.lock);
     rdt_channel *guest = s.guest;
     uint64_t turns = s.turns;
     s.guest = NULL;
@@ -227,137 +227,6 @@ static void serve(uint64_t most) {
   }
 }
 
-/* ---- notifications -------------------------------------------------------------------------------- */
-
-static void send_notified(side *s, uint32_t kind, uint64_t immediate) {
-  rdt_op op = operation(s, kind);
-  op.immediate = immediate;
-  s->sent = now_us();
-  check(rdt_channel_post(s->channel, &op, 1, NULL, NULL), "post");
-}
-
-static bool has_all(side *s) { return s->have == s->wanted; }
-
-/* Handles the answer to `send_notified`, and sends the next turn from the device's thread. */
-static void count_turn(side *s) {
-  if (s->times) s->times[s->have] = (now_us() - s->sent) / 2;
-  if (++s->have < s->wanted) {
-    send_notified(s, RDT_OP_WRITE_NOTIFY, ECHO);
-    return;
-  }
-  pthread_mutex_lock(&s->lock);
-  pthread_cond_signal(&s->ready);
-  pthread_mutex_unlock(&s->lock);
-}
-
-static void answer(side *s, rdt_channel *channel) {
-  rdt_op op = {.kind = RDT_OP_NOTIFY};
-  (void)s;
-  check(rdt_channel_post(channel, &op, 1, NULL, NULL), "answer");
-}
-
-static void on_notify(void *context, rdt_channel *channel, uint64_t immediate, const void *data,
-                      size_t size) {
-  side *s = context;
-  if (s->wanted) {
-    count_turn(s);
-  } else if (WANT(immediate) == ECHO) {
-    answer(s, channel);
-  } else if (WANT(immediate) == PING_PONG && size == sizeof(s->size)) {
-    pthread_mutex_lock(&s->lock);
-    rdt_channel_ref(channel);
-    s->guest = channel;
-    memcpy(&s->size, data, size);
-    s->turns = immediate & 0xffffffffull;
-    pthread_cond_signal(&s->ready);
-    pthread_mutex_unlock(&s->lock);
-  }
-}
-
-static void notify_latency(side *s, const request *r) {
-  s->wanted = r->samples;
-  send_notified(s, RDT_OP_WRITE_NOTIFY, ECHO);
-  await(s, has_all);
-}
-
-/* The answer to the last notification means that all have been handled. */
-static double rate(side *s, const request *r) {
-  rdt_op op = operation(s, RDT_OP_NOTIFY);
-  s->times = NULL;
-  s->have = 0;
-  s->wanted = 1;
-  double begin = now_us();
-  for (long i = 1; i < r->each; i++) {
-    wait_below(r->depth);
-    post(s, &op, 1);
-  }
-  send_notified(s, RDT_OP_NOTIFY, ECHO);
-  await(s, has_all);
-  wait_below(1);
-  return (double)r->each / (now_us() - begin);
-}
-
-/* ---- many peers ----------------------------------------------------------------------------------- */
-
-/* Starts a peer in a process of its own, which ends with this one. */
-static void start_peer(uint64_t size, char address[64]) {
-  int ends[2];
-  if (pipe(ends)) exit(1);
-  pid_t child = fork();
-  if (child == 0) {
-    dup2(ends[1], 1);
-    serve(size);
-  }
-  close(ends[1]);
-  FILE *answer = fdopen(ends[0], "r");
-  if (child < 0 || !answer || !fgets(address, 64, answer)) exit(1);
-  address[strcspn(address, "\n")] = 0;
-  fclose(answer);
-}
-
-static void turn_of_peers(side *s, const request *r, rdt_channel **channels,
-                          rdt_remote_region **remotes) {
-  bool notifies = strcmp(r->test, "peers_notify") == 0;
-  double *times = s->times;
-  s->times = NULL;
-  for (long i = 0; i < r->samples; i++) {
-    s->channel = channels[i % r->depth];
-    s->remote = remotes[i % r->depth];
-    double begin = now_us();
-    if (notifies) {
-      s->have = 0;
-      s->wanted = 1;
-      send_notified(s, RDT_OP_WRITE_NOTIFY, ECHO);
-      await(s, has_all);
-    } else {
-      one_time(s, r, RDT_OP_WRITE);
-    }
-    times[i] = now_us() - begin;
-  }
-  s->times = times;
-}
-
-static void peers(side *s, const request *r) {
-  char addresses[MOST_PEERS][64];
-  rdt_channel *channels[MOST_PEERS];
-  rdt_remote_region *remotes[MOST_PEERS];
-  for (long i = 0; i < r->depth; i++) start_peer(r->size, addresses[i]);
-  open_side(s, "client", r->size, strcmp(r->test, "peers") != 0);
-  for (long i = 0; i < r->depth; i++) {
-    join(s, addresses[i]);
-    channels[i] = s->channel;
-    remotes[i] = s->remote;
-  }
-  turn_of_peers(s, r, channels, remotes);
-  for (long i = 0; i < r->depth; i++) {
-    s->channel = channels[i];
-    s->remote = remotes[i];
-    leave(s);
-  }
-}
-
-/* ---- many connections ----------------------------------------------------------------------------- */
-
 static double resident_kib(void) {
   long pages = 0;
   FILE *file = fopen("/proc/self/statm", "r");
@@ -367,56 +236,32 @@ static double resident_kib(void) {
 }
 
 /* Memory that one crowd leaves is used by the next, so there is one. */
-static void crowd(side *s, const request *r) {
-  rdt_channel *channels[MOST_BATCHED];
-  open_side(s, "client", r->size, false);
-  join(s, r->address);
+static double crowd(side *s, const request *r) {
+  rdt_channel *channels[MOST_DEPTH];
   one_time(s, r, RDT_OP_WRITE);
-  leave(s);
   double before = resident_kib(), begin = now_us();
   for (long i = 0; i < r->depth; i++)
     check(rdt_device_connect(s->device, r->address, -1, &channels[i]), "connect");
-  s->times[0] = (double)r->depth / (now_us() - begin) * 1e6;
+  double per_second = (double)r->depth / (now_us() - begin) * 1e6;
   for (long i = 0; i < r->depth; i++) {
-    s->channel = channels[i];
-    check(rdt_remote_region_find(s->channel, "micro", -1, &s->remote), "find region");
-    one_time(s, r, RDT_OP_WRITE);
-    rdt_remote_region_unref(s->remote);
+    side other = *s;
+    other.channel = channels[i];
+    check(rdt_remote_region_find(other.channel, "micro", -1, &other.remote), "find region");
+    one_time(&other, r, RDT_OP_WRITE);
+    rdt_remote_region_unref(other.remote);
   }
-  if (strcmp(r->test, "crowd_memory") == 0)
-    s->times[0] = (resident_kib() - before) / (double)r->depth;
+  bool memory = strcmp(r->test, "crowd_memory") == 0;
+  return memory ? (resident_kib() - before) / (double)r->depth : per_second;
 }
 
-/* ---- command line --------------------------------------------------------------------------------- */
-
 static double sample(side *s, const request *r) {
+  if (strcmp(r->test, "copy") == 0) return copy_time(r);
   if (strcmp(r->test, "write") == 0) return one_time(s, r, RDT_OP_WRITE);
   if (strcmp(r->test, "read_lat") == 0) return one_time(s, r, RDT_OP_READ);
   if (strcmp(r->test, "write_bw") == 0) return bandwidth(s, r, RDT_OP_WRITE);
   if (strcmp(r->test, "read_bw") == 0) return bandwidth(s, r, RDT_OP_READ);
-  if (strcmp(r->test, "write_notify_bw") == 0) return bandwidth(s, r, RDT_OP_WRITE_NOTIFY);
-  if (strcmp(r->test, "rate") == 0) return rate(s, r);
-  if (strcmp(r->test, "batch") == 0) return batches(s, r);
   fprintf(stderr, "there is no test %s\n", r->test);
   exit(2);
-}
-
-static void run(side *s, const request *r) {
-  if (strcmp(r->test, "write_lat") == 0) {
-    ping_pong(s, r);
-  } else if (strcmp(r->test, "notify_lat") == 0) {
-    notify_latency(s, r);
-  } else {
-    double *times = s->times;
-    sample(s, r); /* maps memory */
-    for (long i = 0; i < r->samples; i++) times[i] = sample(s, r);
-    s->times = times;
-  }
-}
-
-/* Reports whether the test waits for its transfers itself. */
-static bool waits(const char *test) {
-  return strcmp(test, "write") == 0 || strcmp(test, "read_lat") == 0 || strstr(test, "_bw");
 }
 
 static bool parse(int count, char **words, request *r) {
@@ -427,9 +272,7 @@ static bool parse(int count, char **words, request *r) {
                  .samples = atol(words[4]),
                  .depth = count > 5 ? atol(words[5]) : 1,
                  .each = count > 6 ? atol(words[6]) : 1};
-  bool peers = strncmp(r->test, "peers", 5) == 0;
-  return r->size >= 8 && r->samples > 0 && r->each > 0 && r->depth > 0 &&
-         r->depth <= (peers ? MOST_PEERS : MOST_BATCHED);
+  return r->size >= 8 && r->samples > 0 && r->each > 0 && r->depth > 0 && r->depth <= MOST_DEPTH;
 }
 
 int main(int count, char **words) {
@@ -441,19 +284,20 @@ int main(int count, char **words) {
     return 2;
   }
   double *times = calloc((size_t)r.samples, sizeof(*times));
-  s.times = times;
-  if (strncmp(r.test, "peers", 5) == 0) {
-    peers(&s, &r);
-  } else if (strncmp(r.test, "crowd", 5) == 0) {
-    crowd(&s, &r);
-  } else if (strcmp(r.test, "copy") == 0) {
-    for (long i = 0; i < r.samples; i++) times[i] = copy_time(&r);
-  } else {
-    open_side(&s, "client", r.size, !waits(r.test));
+  if (strcmp(r.test, "copy") != 0) {
+    /* write_lat polls memory itself, and leaves completions to the device's thread. */
+    open_side(&s, "client", r.size, strcmp(r.test, "write_lat") == 0);
     join(&s, r.address);
-    run(&s, &r);
-    leave(&s);
   }
+  if (strcmp(r.test, "write_lat") == 0) {
+    ping_pong(&s, &r, times);
+  } else if (strncmp(r.test, "crowd", 5) == 0) {
+    times[0] = crowd(&s, &r);
+  } else {
+    sample(&s, &r); /* maps memory */
+    for (long i = 0; i < r.samples; i++) times[i] = sample(&s, &r);
+  }
+  if (s.device) leave(&s);
   for (long i = 0; i < r.samples; i++) printf("%.4f\n", times[i]);
   free(times);
   if (s.device) rdt_device_close(s.device);

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from record import Distribution, Result, Run
-from report import by_key, excess, named_size, value
+from report import by_key, named, over_floor, rival_of, value
 from run import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,10 +104,9 @@ def row(suite: str, case: str, results: Sequence[Result]) -> str:
     ways = "; ".join(f"{each.way} {cell(each)}" for each in results)
     ratios = []
     for each in results:
-        if rival := next((other for other in results if other.way == each.rival), None):
+        if rival := rival_of(each, results):
             wanted = f" (wanted {each.target:.3g})" if each.target else ""
-            over = each.parameters.get("over_floor_s")
-            floor = f", {excess(over)} over the floor" if isinstance(over, float) else ""
+            floor = f", {over} over the floor" if (over := over_floor(each)) else ""
             ratios.append(f"{each.way} {each.better_than(rival):.3g}x{wanted}{floor}")
     return f"| {suite}: {case} | {ways} | {'; '.join(ratios)} |"
 
@@ -119,7 +118,7 @@ def table(run: Run, suites: dict[str, Sequence[str]]) -> Iterator[str]:
     for (suite, case, nbytes), results in by_key(run.results).items():
         # The longest beginning decides.
         known = [each for each in suites if suite.startswith(each)]
-        name = f"{case} {named_size(nbytes)}".strip()
+        name = named(case, nbytes)
         if known and name.startswith(tuple(suites[max(known, key=len)])):
             yield row(suite, name, results)
 

@@ -7,73 +7,46 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from record import Process
 from team import Failed
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@dataclass(frozen=True)
-class Done:
-    """A program that has ended: its output, and what it used."""
+def run(
+    command: Sequence[object], environment: Mapping[str, str] = {}, patience: float = 120.0
+) -> str:
+    """The output of a program. Failed, with the output, if it fails, or takes over `patience` seconds."""
+    words = [str(word) for word in command]
+    with started(words, environment, subprocess.STDOUT) as process:
+        try:
+            output, _ = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output = f"{process.communicate()[0]}\nkilled after {patience:.0f} s"
+    if process.returncode:
+        raise Failed(f"{' '.join(words)}: exit status {process.returncode}\n{output}")
+    return output
 
-    command: str
-    status: int
-    output: str
-    used: Process
 
-    def checked(self) -> Done:
-        """This object. Failed, with the output, if the exit status is not 0."""
-        if self.status:
-            raise Failed(f"{self.command}: exit status {self.status}\n{self.output}")
-        return self
-
-
-def _open(
-    words: Sequence[str], environment: Mapping[str, str], stderr: int
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words,
+@contextlib.contextmanager
+def started(
+    command: Sequence[object],
+    environment: Mapping[str, str] = {},
+    stderr: int = subprocess.DEVNULL,
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a program until the end of the block. OSError if it cannot be started."""
+    with subprocess.Popen(
+        [str(word) for word in command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
         env={**os.environ, **environment},
-    )
-
-
-def run(
-    command: Sequence[object], environment: Mapping[str, str] = {}, patience: float = 120.0
-) -> Done:
-    """Run a program, and kill it after `patience` seconds. OSError if it cannot be started."""
-    words = [str(word) for word in command]
-    with _open(words, environment, subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        end = threading.Timer(patience, process.kill)
-        end.start()
-        try:
-            output = process.stdout.read()
-            _, status, used = os.wait4(process.pid, 0)
-        finally:
-            end.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
-    name = Path(words[0]).name
-    usage = Process(name, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
-    return Done(" ".join(words), process.returncode, output, usage)
-
-
-@contextlib.contextmanager
-def started(
-    command: Sequence[object], environment: Mapping[str, str] = {}
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a program until the end of the block. OSError if it cannot be started."""
-    with _open([str(word) for word in command], environment, subprocess.DEVNULL) as process:
+    ) as process:
         try:
             yield process
         finally:
@@ -117,22 +90,14 @@ def _listens(pid: int, port: int) -> bool:
     return False
 
 
-def first_device() -> str | None:
-    """The first RDMA device of this machine, if there is one."""
-    folder = Path("/sys/class/infiniband")
-    return min((path.name for path in folder.iterdir()), default=None) if folder.exists() else None
-
-
-def build_micro(folder: Path) -> Path:
-    """Build bench/micro.c, the library that it is linked with, and beside it bench/bare.c and bulk.c."""
+def build(folder: Path, *programs: str) -> Path:
+    """Build the C programs of bench/, and the library that micro is linked with, in a folder."""
     tools = Path(sys.executable).parent
     settings = ["-DRDT_BUILD_BENCH=ON", "-DRDT_BUILD_TENSORFLOW=OFF"]
     ninja = tools / "ninja"
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja.exists() else []
     cmake = str(tools / "cmake") if (tools / "cmake").exists() else "cmake"
-    for command in (
-        [cmake, "-S", ROOT, "-B", folder, *generator, *settings],
-        [cmake, "--build", folder, "--target", "micro", "bare", "bulk", "--parallel", "2"],
-    ):
-        run(command, patience=600.0).checked()
-    return folder / "micro"
+    run([cmake, "-S", ROOT, "-B", folder, *generator, *settings], patience=600.0)
+    names = programs or ("micro", "sockets")
+    run([cmake, "--build", folder, "--target", *names, "--parallel", "2"], {}, 600.0)
+    return folder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a benchmark, in JSON: the machine, the samples, and what the processes used.
+"""The record of a benchmark, in JSON: the machine and the samples.
 
 All benchmarks of this project write this format, and report.py shows it.
 """
@@ -26,8 +26,6 @@ import numpy as np
 SCHEMA = 1
 # Units of samples. Smaller times are better; of the others, larger values are better.
 SECONDS, BYTES_PER_SECOND, PER_SECOND = "s", "B/s", "1/s"
-# A result with this unit is a curve. Its times are the result in SECONDS of the same case and way.
-LOSS = "loss"
 PACKAGES = (
     *("rdmatensor", "tensorflow", "tensorflow-cpu", "numpy", "cffi"),
     *("nixl", "mooncake-transfer-engine", "torch", "mpi4py", "scikit-learn"),
@@ -60,9 +58,8 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Environment:
-    """Loads are one-minute averages; `mtu` is 0 where there is none."""
+    """The machine. Loads are one-minute averages."""
 
-    host: str
     processor: str
     cores: int
     memory_bytes: int
@@ -71,33 +68,19 @@ class Environment:
     versions: dict[str, str]
     load_before: float
     load_after: float | None = None
-    transport: str = ""
-    device: str = ""
-    mtu: int = 0
     commit: str = ""
 
     @classmethod
-    def here(
-        cls,
-        *,
-        transport: str = "",
-        device: str = "",
-        mtu: int = 0,
-        versions: Mapping[str, str] = {},
-    ) -> Environment:
-        """This machine now. `versions` adds programs that are not Python packages."""
+    def here(cls) -> Environment:
+        """This machine now."""
         return cls(
-            host=platform.node(),
             processor=_processor(),
             cores=len(os.sched_getaffinity(0)),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             kernel=platform.release(),
             python=platform.python_version(),
-            versions={**dict(_versions()), **versions},
+            versions=dict(_versions()),
             load_before=os.getloadavg()[0],
-            transport=transport,
-            device=device,
-            mtu=mtu,
             commit=_commit(),
         )
 
@@ -108,9 +91,6 @@ class Environment:
             f"{self.processor}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB",
             f"Linux {self.kernel}, Python {self.python}",
             *(f"{name} {version}" for name, version in self.versions.items()),
-            self.transport,
-            self.device,
-            f"MTU {self.mtu}" if self.mtu else "",
             f"commit {self.commit}" if self.commit else "",
             f"load average {self.load_before:.1f}",
         ]
@@ -135,10 +115,8 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _commit() -> str:
-    """The commit in the current folder; "" if that does not hold this project, or if git is missing."""
-    if not Path("csrc/include/rdmatensor.h").exists():
-        return ""
-    command = ["git", "describe", "--always", "--dirty"]
+    """The commit of this folder; "" if there is none, or no git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -147,35 +125,12 @@ def _commit() -> str:
 
 
 @dataclass(frozen=True)
-class Process:
-    """What a process used: processor time of all threads, and the peak of resident memory."""
-
-    name: str
-    cpu_seconds: float
-    peak_bytes: int
-
-    @classmethod
-    def of(cls, pid: int, name: str) -> Process:
-        """What process `pid` of this machine has used. OSError if it has ended."""
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks = int(fields[11]) + int(fields[12])
-        status = Path(f"/proc/{pid}/status").read_text().splitlines()
-        peak = next((line.split()[1] for line in status if line.startswith("VmHWM:")), "0")
-        return cls(name, ticks / os.sysconf("SC_CLK_TCK"), int(peak) * 1024)
-
-    def since(self, before: Process) -> Process:
-        """The processor time since `before`. The peak remains that of the whole life."""
-        return dataclasses.replace(self, cpu_seconds=self.cpu_seconds - before.cpu_seconds)
-
-
-@dataclass(frozen=True)
 class Result:
     """One case, measured in one way (a library, a protocol, or a setting).
 
-    Each of the `samples`, in `unit`, is one operation, one step, or the median of one turn. `turns` are the
-    medians of turns: the same index of another way was measured next to it. `nbytes` is the size of an
-    operation, in cases that are measured for several sizes. `target` is the wanted ratio to `rival`, which is
-    larger if this way is better.
+    Each of the `samples`, in `unit`, is one operation, one step, or the median of one turn. `nbytes` is the
+    size of an operation, in cases that are measured for several sizes. `target` is the wanted ratio to
+    `rival`, which is larger if this way is better.
     """
 
     suite: str
@@ -184,9 +139,7 @@ class Result:
     unit: str
     samples: list[float]
     nbytes: int | None = None
-    turns: list[float] = field(default_factory=list)
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    processes: list[Process] = field(default_factory=list)
     rival: str = ""
     target: float | None = None
 
@@ -233,47 +186,42 @@ class Run:
         self.seconds = seconds
         self.environment = dataclasses.replace(self.environment, load_after=os.getloadavg()[0])
 
-    def find(self, suite: str, case: str, nbytes: int | None, way: str) -> Result | None:
-        """The result with these names, if there is one."""
-        wanted = (suite, case, nbytes)
-        return next((r for r in self.results if r.key == wanted and r.way == way), None)
-
     def write(self, path: Path) -> None:
         """Write the run as JSON. The file appears complete, or not at all."""
         partial = path.with_name(path.name + ".part")
-        partial.write_text(self.as_json() + "\n")
+        partial.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}) + "\n")
         partial.replace(path)
-
-    def as_json(self) -> str:
-        """One line of JSON for `from_json`."""
-        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)})
-
-    @classmethod
-    def from_json(cls, text: str, source: str = "the text") -> Run:
-        """The run in `text`. BadRecord, which names `source`, if this version cannot read it."""
-        try:
-            fields = json.loads(text)
-        except ValueError as error:
-            raise BadRecord(f"{source} is not JSON: {error}") from None
-        return cls.from_fields(fields, source)
 
     @classmethod
     def from_fields(cls, fields: Any, source: str) -> Run:
-        """The run of a dictionary. BadRecord as for `from_json`."""
-        if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
-            found = fields.get("schema") if isinstance(fields, dict) else None
+        """The run of a dictionary. BadRecord, which names `source`, if this version cannot read it."""
+        found = fields.get("schema") if isinstance(fields, dict) else None
+        if found != SCHEMA:
             raise BadRecord(
                 f"{source}: schema {found!r}, not {SCHEMA}: measure again with this version"
             )
         try:
-            return _run(fields)
+            lists: dict[str, Any] = {
+                "results": [_read(Result, each) for each in fields["results"]],
+                "missing": [_read(Missing, each) for each in fields["missing"]],
+                "environment": _read(Environment, fields["environment"]),
+            }
+            return _read(cls, {**fields, **lists})  # type: ignore[no-any-return]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BadRecord(f"{source}: a field is missing or of another type: {error}") from None
 
     @classmethod
     def read(cls, path: Path) -> Run:
-        """The run in a file. BadRecord as for `from_json`; OSError if the file cannot be read."""
-        return cls.from_json(path.read_text(), str(path))
+        """The run in a file. BadRecord as for `from_fields`; OSError if the file cannot be read."""
+        try:
+            return cls.from_fields(json.loads(path.read_text()), str(path))
+        except json.JSONDecodeError as error:
+            raise BadRecord(f"{path} is not JSON: {error}") from None
+
+
+def _read(kind: Any, fields: Mapping[str, Any]) -> Any:
+    names = {each.name for each in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in fields.items() if name in names})
 
 
 def thinned(samples: Sequence[float], most: int = 1000) -> list[float]:
@@ -286,33 +234,12 @@ def thinned(samples: Sequence[float], most: int = 1000) -> list[float]:
     return [float(each) for each in np.quantile(samples, np.linspace(0, 1, most))]
 
 
-def _run(fields: dict[str, Any]) -> Run:
-    lists: dict[str, Any] = {
-        "results": [_result(each) for each in fields["results"]],
-        "missing": [Missing(**_known(Missing, each)) for each in fields["missing"]],
-        "environment": Environment(**_known(Environment, fields["environment"])),
-    }
-    return Run(**{**_known(Run, fields), **lists})
-
-
-def _result(fields: dict[str, Any]) -> Result:
-    numbers = [float(sample) for sample in fields["samples"]]
-    processes = [Process(**_known(Process, each)) for each in fields.get("processes", [])]
-    return Result(**{**_known(Result, fields), "samples": numbers, "processes": processes})
-
-
-def _known(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in dataclasses.fields(kind)}
-    return {name: value for name, value in fields.items() if name in names}
-
-
 def merged(title: str, runs: Iterable[Run]) -> Run:
     """One run with all results and versions, the environment of the first, and the load after the last.
 
     ValueError if there are no runs.
     """
     first, *others = list(runs)
-    last = others[-1] if others else first
     whole = Run(title, first.environment, first.quick, first.began)
     versions: dict[str, str] = {}
     for run in (first, *others):
@@ -322,7 +249,7 @@ def merged(title: str, runs: Iterable[Run]) -> Run:
         whole.faults += run.faults
         whole.seconds += run.seconds
     whole.environment = dataclasses.replace(
-        first.environment, versions=versions, load_after=last.environment.load_after
+        first.environment, versions=versions, load_after=run.environment.load_after
     )
     return whole
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from line import leave, serve
+from member import serve_steps, timed
 
 WARM_S = 0.3
 Write = Callable[[], object]
@@ -109,27 +109,16 @@ LIBRARIES: dict[str, Any] = {"rdmatensor": Ours, "NIXL": Nixl, "Mooncake": Moonc
 
 def main(library: str, host: str, nbytes: int) -> None:
     end = LIBRARIES[library](host, np.ones(nbytes, np.uint8))
-    writes: dict[int, Write] = {}
 
-    def timed(write: Write, count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            begin = time.perf_counter()
-            write()
-            times.append(time.perf_counter() - begin)
-        return times
+    def make(nbytes: int) -> Write:
+        write: Write = end.write(nbytes)
+        # The kernel needs a while to give threads that talk to each other a core each.
+        until = time.monotonic() + WARM_S
+        while time.monotonic() < until:
+            timed(write, 2)
+        return write
 
-    def turn(nbytes: int, count: int) -> list[float]:
-        if nbytes not in writes:
-            writes[nbytes] = end.write(nbytes)
-            # The kernel needs a while to give threads that talk to each other a core each.
-            until = time.monotonic() + WARM_S
-            while time.monotonic() < until:
-                timed(writes[nbytes], max(2, count // 10))
-        return timed(writes[nbytes], count)
-
-    serve({"about": end.about, "connect": end.connect, "turn": turn})
-    leave()
+    serve_steps(make, about=end.about, connect=end.connect)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from harness import Bench
 from networks import LOOPBACK, Network
 from programs import await_listener, run, started
-from record import Process
 from team import Failed, free_port
 
 # UCX chooses between shared memory and reading the peer's memory through the kernel.
@@ -51,20 +50,17 @@ def reason(output: str) -> str:
 
 def ucx_version() -> str:
     """The version that `ucx_info` prints."""
-    for line in run(["ucx_info", "-v"]).checked().output.splitlines():
+    for line in run(["ucx_info", "-v"]).splitlines():
         if "version" in line.lower():
             return line.split()[-1]
     return "unknown"
 
 
-@dataclass(frozen=True)
-class UcxFigures:
-    """One run of ucx_perftest: the median time of an operation, and the rates."""
+class UcxFigures(NamedTuple):
+    """One run of ucx_perftest: the median time of an operation, and the rate."""
 
     seconds: float
     bytes_per_second: float
-    per_second: float
-    processes: list[Process] = field(default_factory=list)
 
 
 def ucx(
@@ -87,11 +83,10 @@ def ucx(
     client += ["-O", depth, "-f", "-v", network.host]
     with started([*network.prefix, *server], {**environment, **far}) as serving:
         await_listener(serving, port)
-        done = run(client, environment, _PATIENCE_S)
-    return parse_ucx(done.checked().output, done.used)
+        return parse_ucx(run(client, environment, _PATIENCE_S))
 
 
-def parse_ucx(output: str, used: Process) -> UcxFigures:
+def parse_ucx(output: str) -> UcxFigures:
     """Read its two lines of comma-separated values. Failed if they are missing."""
     lines = output.splitlines()
     at = next((n for n, line in enumerate(lines) if line.startswith("iterations,")), len(lines))
@@ -100,11 +95,6 @@ def parse_ucx(output: str, used: Process) -> UcxFigures:
         raise Failed(f"ucx_perftest printed no result:\n{output}")
     try:
         median = next(value for name, value in row.items() if name.endswith("percentile_lat"))
-        return UcxFigures(
-            float(median) / 1e6,
-            float(row["overall_bw"]) * (1 << 20),  # MiB/s
-            float(row["overall_mr"]),
-            [used],
-        )
+        return UcxFigures(float(median) / 1e6, float(row["overall_bw"]) * (1 << 20))  # us, MiB/s
     except (KeyError, StopIteration, TypeError, ValueError):
         raise Failed(f"ucx_perftest printed something else:\n{output}") from None

@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "micro": Part("micro"),
+    "micro": Part("bench_micro"),
     "api": Part("bench_api"),
     "rivals": Part("bench_rivals"),
     "rivals-tcp": Part("bench_rivals", ["--tcp"]),
@@ -44,11 +44,6 @@ PARTS = {
     "tensorflow-tcp": Part("bench_tensorflow", ["--veth"], quick=True),
     "tensorflow-gigabit": Part("bench_tensorflow", ["--veth", "--rate", "1gbit"], quick=True),
     "collectives": Part("bench_collectives", ["--workers", "2"], quick=True),
-    "collectives-gigabit": Part(
-        "bench_collectives",
-        ["--with-veth", "--rate", "1gbit", "--only", "training"],
-        quick=True,
-    ),
     "embedding": Part("bench_embedding", quick=True),
     "paper": Part("bench_paper", quick=True),
     "converge": Part("bench_converge", quick=True),

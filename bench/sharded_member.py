@@ -19,20 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
+from bench_sharded import LESS, shapes
 from graph_analyzer.parallel.layers import NETWORKS
-from line import leave, serve
-from rdmatensor.train.run.session import Session
-
-LESS = 8  # so many times fewer features
-
-
-def shapes(less: int = LESS) -> list[tuple[int, ...]]:
-    """The shapes of the weights of VGG-A's layers."""
-    found = []
-    for layer in NETWORKS["vgg_a"]():
-        *kernel, ifm, ofm = layer.kernel
-        found.append((*kernel, max(ifm // less, 1), max(ofm // less, 1)))
-    return found
+from member import serve, timed
 
 
 def sleeps(compute: float) -> list[float]:
@@ -82,17 +71,12 @@ class Program:
     def make_train_function(self, force: bool = False) -> None:
         self._step = tf.function(self.train_step)
 
-    def steps(self, count: int, run: Session) -> list[float]:
+    def steps(self, count: int, size: int) -> list[float]:
         """How long steps take, all processes together."""
-        found = []
         self._step()
-        if run.size > 1:
+        if size > 1:
             rt.ops.barrier()
-        for _ in range(count):
-            began = time.perf_counter()
-            self._step()
-            found.append(time.perf_counter() - began)
-        return found
+        return timed(self._step, count)
 
     def state_bytes(self) -> int:
         return sum(int(np.prod(each.shape)) * 4 for each in self.optimizer.variables)
@@ -105,20 +89,21 @@ def _resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+SYNCS: dict[str, Callable[[], Any]] = {
+    "sharded": lambda: rt.sync.Sharded(),
+    "ahead": lambda: rt.sync.Sharded(prefetch=True),
+    "all-reduce": lambda: rt.sync.AllReduce(),
+    "alone": lambda: None,
+}
+
+
 def main() -> None:
-    run = rt.init(timeout=100)
+    size = rt.init(timeout=100).size
 
     def train(way: str, compute: float, steps: int, less: int = LESS) -> dict[str, Any]:
-        syncs: dict[str, Callable[[], Any]] = {
-            "sharded": rt.sync.Sharded,
-            "ahead": lambda: rt.sync.Sharded(prefetch=True),
-            "all-reduce": rt.sync.AllReduce,
-            "alone": lambda: None,
-        }
-        sync = syncs[way]()
-        before = _resident()
+        sync, before = SYNCS[way](), _resident()
         program = Program(sync, sleeps(compute), less)
-        seconds = program.steps(steps, run)
+        seconds = program.steps(steps, size)
         if sync is not None:
             sync.leave(program)
         return {
@@ -129,7 +114,6 @@ def main() -> None:
         }
 
     serve({"train": train})
-    leave()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from line import leave, serve
+from member import serve_steps
 
 LESS = 8
 # Features in and out, and by how much the image is smaller than the first one.
@@ -143,66 +143,45 @@ def _sleeping_product(speed: float, real: Callable[[Any, Any], Any]) -> Callable
     return product
 
 
-class Program:
-    """VGG-A that sleeps. What travels is a LESS-th: of the weights of convolutions, and of activations."""
+def program(way: str, pixels: int, classes: int, batch: int, speed: float) -> Callable[[], object]:
+    """A step of VGG-A that sleeps.
 
-    def __init__(self, way: str, pixels: int, classes: int, batch: int, speed: float) -> None:
-        sleeping = _sleeping_product(speed, tf.matmul)
-        keras.ops.matmul = keras.src.ops.matmul = sleeping
-        layers = keras.layers
-        steps: list[Any] = [keras.Input((1,))]
-        for ifm, ofm, less in CONVOLUTIONS:
-            flops = 2 * 9 * ifm * ofm * (pixels // less) ** 2 * batch
-            steps.append(Convolution((max(ifm // LESS, 1), ofm), flops / speed))
-        features = 512 * (pixels // 32) ** 2 // LESS
-        steps += [layers.RepeatVector(features), layers.Flatten()]
-        steps += [layers.Dense(WIDTH, "relu", name="fc1"), layers.Dense(WIDTH // LESS, name="fc2")]
-        head = layers.Dense(max(classes // LESS, 1), name="head")
-        self.model = keras.Sequential([*steps, head])
-        optimizer: Any = keras.optimizers.SGD(0.0)
-        if way == SPLIT:
-            cut = {"fc1": "column", "fc2": "row"}
-            if WIDTH * classes >= 1 << 20:  # as split() decides
-                cut["head"] = "row"
-            self.model = rt.split(self.model, layers=cut)  # type: ignore[arg-type]
-        if way != "alone":
-            optimizer = rt.distribute(optimizer)
-        variables, x = self.model.trainable_variables, tf.ones([batch, 1])
-        optimizer.build(variables)
+    What travels is a LESS-th: of the weights of convolutions, and of activations.
+    """
+    sleeping = _sleeping_product(speed, tf.matmul)
+    keras.ops.matmul = keras.src.ops.matmul = sleeping
+    layers = keras.layers
+    steps: list[Any] = [keras.Input((1,))]
+    for ifm, ofm, less in CONVOLUTIONS:
+        flops = 2 * 9 * ifm * ofm * (pixels // less) ** 2 * batch
+        steps.append(Convolution((max(ifm // LESS, 1), ofm), flops / speed))
+    features = 512 * (pixels // 32) ** 2 // LESS
+    steps += [layers.RepeatVector(features), layers.Flatten()]
+    steps += [layers.Dense(WIDTH, "relu", name="fc1"), layers.Dense(WIDTH // LESS, name="fc2")]
+    head = layers.Dense(max(classes // LESS, 1), name="head")
+    model = keras.Sequential([*steps, head])
+    optimizer: Any = keras.optimizers.SGD(0.0)
+    if way == SPLIT:
+        cut = {"fc1": "column", "fc2": "row"}
+        if WIDTH * classes >= 1 << 20:  # as split() decides
+            cut["head"] = "row"
+        model = rt.split(model, layers=cut)  # type: ignore[arg-type]
+    if way != "alone":
+        optimizer = rt.distribute(optimizer)
+    variables, x = model.trainable_variables, tf.ones([batch, 1])
+    optimizer.build(variables)
 
-        def step() -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(self.model(x, training=True))
-            optimizer.apply(tape.gradient(loss, variables), variables)
-            return loss
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True))
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
 
-        self._step = tf.function(step)
-        self._step()
-
-    def steps(self, count: int) -> list[float]:
-        """How long steps take."""
-        found = []
-        for _ in range(count):
-            rt.ops.barrier()
-            began = time.perf_counter()
-            self._step()
-            found.append(time.perf_counter() - began)
-        return found
-
-
-def main() -> None:
-    rt.init(timeout=200)
-    programs: dict[str, Program] = {}
-
-    def steps(count: int, **order: Any) -> list[float]:
-        key = repr(order)
-        if key not in programs:
-            programs[key] = Program(**order)
-        return programs[key].steps(count)
-
-    serve({"memory": memory, "steps": steps})
-    leave()
+    compiled = tf.function(step)
+    compiled()
+    return compiled  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":
-    main()
+    rt.init(timeout=200)
+    serve_steps(program, before=lambda: rt.ops.barrier(), memory=memory)

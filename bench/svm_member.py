@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import rdmatensor
-from line import serve
+from member import serve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import svm

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import rdmatensor.train as rt
-from line import leave, serve
+from member import serve, timed
 from rdmatensor.train.backend.tensorflow import operations
 from rdmatensor.train.backend.tensorflow.gradients import mean
 from rdmatensor.train.embeddings.benchmark import decide
@@ -53,18 +52,18 @@ class Member:
         self._run = rt.init()
         self._made: dict[str, Any] = {}
         self._batches: Sequence[Any] = ()
-        self._way, self._number = "", 0
+        self._number = 0
 
     def train(
         self, rows: int, width: int, ids: int, ways: Sequence[str], rule: str
-    ) -> Mapping[str, Any]:
-        """Make a table for each way, and the ids of some batches."""
+    ) -> Sequence[float]:
+        """Make a table for each way, and the ids of some batches, whose sizes it returns."""
         numbers = np.random.default_rng([rows, width, ids, self._run.rank])
         self._batches = [
             tf.constant(numbers.integers(0, rows, ids), tf.int32) for _ in range(BATCHES)
         ]
         self._made = {way: self._make(way, rows, width, rule) for way in ways}
-        return {"size": self._size(rows, width)}
+        return self._size(rows, width)
 
     def _make(self, way: str, rows: int, width: int, rule: str) -> Any:
         if way in (HOROVOD, DENSE):
@@ -80,31 +79,25 @@ class Member:
         longest = float(operations.all_reduce(self._run, np.mean(owned), "max", "longest"))
         return rows, width, mean_used, longest, float(self._batches[0].shape[0])
 
-    def block(self, way: str, steps: int) -> Mapping[str, Any]:
+    def block(self, way: str, steps: int) -> Sequence[float]:
         """The time of each of some steps."""
         step = self._made[way].step
-        seconds = []
-        operations.barrier(self._run, "a block begins")
-        for _ in range(steps):
-            self._number += 1
-            begin = time.perf_counter()
-            step(self._batches[self._number % BATCHES])
-            seconds.append(time.perf_counter() - begin)
-        return {"seconds": seconds, "losses": [], "steps": steps}
 
-    def choose(self, size: Sequence[float]) -> Mapping[str, Any]:
-        """The way that parallelize() would choose, and what it expects of each."""
+        def next_step() -> None:
+            self._number += 1
+            step(self._batches[self._number % BATCHES])
+
+        operations.barrier(self._run, "a block begins")
+        return timed(next_step, steps)
+
+    def choose(self, size: Sequence[float]) -> str:
+        """The way that parallelize() would choose."""
         rows, width, used, longest, ids = size
         table = Size(int(rows), int(width), used, longest, ids)
         (choice,) = decide(self._run, [table], [WAYS])
-        return {"way": choice.way, "expected": choice.seconds, "measured": choice.measured}
-
-
-def main() -> None:
-    member = Member()
-    serve({name: getattr(member, name) for name in ("train", "block", "choose")})
-    leave()
+        return choice.way
 
 
 if __name__ == "__main__":
-    main()
+    member = Member()
+    serve({name: getattr(member, name) for name in ("train", "block", "choose")})

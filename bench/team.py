@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a benchmark, which it asks over connections of their own; line.py is their end."""
+"""Processes of a benchmark, which it asks over connections of their own; member.py is their end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from rdmatensor._tools.processes import Crew, Process, ending
+from rdmatensor._tools.processes import Crew, Process, ending, free_addresses
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 120.0  # the longest silence: all tasks import TensorFlow at once
@@ -73,6 +73,11 @@ class Task:
                 if status is not None and not (self._line and self._line.poll()):
                     raise each._failed(ending(status))
         raise self._failed(f"said nothing for {patience:.0f} s")
+
+    def ask(self, command: str, patience: float = PATIENCE_S, **fields: Any) -> Any:
+        """Its answer to an order."""
+        self.send(command, **fields)
+        return self.answer(patience)
 
     def hang_up(self) -> None:
         """Let it end."""
@@ -198,6 +203,4 @@ def members(program: str, count: int, *more: Any, **settings: Any) -> Iterator[M
 
 def free_port() -> int:
     """A port of this machine at which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return int(free_addresses(1)[0].rpartition(":")[2])

@@ -1,118 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker of MultiWorkerMirroredStrategy, for bench_collectives.py."""
+"""A worker of bench_collectives.py: of MultiWorkerMirroredStrategy, or a process of rdmatensor.train."""
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_task import Handlers, serve
+from member import timed_values
+from tf_task import Handlers, commands_of, serve
 
 BATCH = 8
 CHECKED = 1000
 
 
-def matrix(hidden: int) -> tuple[Any, Any]:
-    """The data of the training step, and the matrix that it starts with."""
-    random = np.random.default_rng(7)
-    x = tf.constant(random.normal(size=(BATCH, hidden)).astype("f"))
-    return x, random.normal(scale=0.01, size=(hidden, hidden)).astype("f")
-
-
 class Worker:
     """Runs one workload at a time, together with the other workers."""
 
-    def __init__(self, strategy: Any, index: int, size: int) -> None:
-        self._strategy = strategy
-        self._index = index
-        self._size = size
+    def __init__(self, size: int, index: int, strategy: Any = None, train: Any = None) -> None:
+        self._index, self._size, self._strategy, self._train = index, size, strategy, train
         self._step: Callable[[], Any] | None = None
 
-    def numbers(self, bytes_each: int, count: int) -> list[Any]:
-        """What this worker adds to `count` sums."""
-        return [np.arange(bytes_each // 4, dtype="f") % 97 + self._index + i for i in range(count)]
+    def _sum(self, tensor: Any, name: str) -> Any:
+        """The sum of all workers' tensors, in a replica."""
+        if self._train:
+            return self._train.ops.all_reduce(tensor, op="sum", name=name)
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
-    def sums(self, mine: list[Any]) -> list[Any]:
-        """What the sums are, where this worker's numbers are `mine`."""
-        others = self._size * (self._size - 1) / 2 - self._size * self._index
-        return [each * self._size + others for each in mine]
+    def _run(self, replica: Callable[[], Any]) -> Any:
+        @tf.function
+        def step() -> Any:
+            return replica() if self._train else self._strategy.run(replica)
+
+        self._step = step
+        return step()
 
     def all_reduce(self, bytes_each: int, count: int) -> Mapping[str, Any]:
         """Build a step of `count` all-reduces, and check their sums."""
-        mine = self.numbers(bytes_each, count)
+        mine = [np.arange(bytes_each // 4, dtype="f") % 97 + self._index + i for i in range(count)]
         tensors = [tf.constant(each) for each in mine]
 
-        @tf.function
-        def step() -> Any:
-            def replica() -> list[Any]:
-                context = tf.distribute.get_replica_context()
-                # One call for each tensor, because the strategy would join a list into one tensor.
-                return [context.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in tensors]
+        def replica() -> list[Any]:
+            # One call for each tensor, because the strategy would join a list into one tensor.
+            return [self._sum(each, f"number {i}") for i, each in enumerate(tensors)]
 
-            return self._strategy.run(replica)
-
-        for each, total in zip(self.sums(mine), step(), strict=True):
-            np.testing.assert_array_equal(total.numpy()[:CHECKED], each[:CHECKED])
-        self._step = step
+        others = self._size * (self._size - 1) / 2 - self._size * self._index
+        for each, total in zip(mine, self._run(replica), strict=True):
+            right = each[:CHECKED] * self._size + others
+            np.testing.assert_array_equal(total.numpy()[:CHECKED], right)
         return {}
 
     def training(self, hidden: int) -> Mapping[str, Any]:
         """Build a step of gradient descent on a matrix of `hidden` rows and columns."""
-        x, start = matrix(hidden)
-        with self._strategy.scope():
-            weight = tf.Variable(start)
+        random = np.random.default_rng(7)
+        x = tf.constant(random.normal(size=(BATCH, hidden)).astype("f"))
+        with self._strategy.scope() if self._strategy else nullcontext():
+            weight = tf.Variable(random.normal(scale=0.01, size=(hidden, hidden)).astype("f"))
 
-        @tf.function
-        def step() -> Any:
-            def replica() -> Any:
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean((x @ weight - x) ** 2) / self._size
-                gradient = tape.gradient(loss, weight)
-                context = tf.distribute.get_replica_context()
-                total = context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
-                # Optimizers use this operation.
-                tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=total)
-                return loss
+        def replica() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((x @ weight - x) ** 2) / self._size
+            total = self._sum(tape.gradient(loss, weight), "gradient")
+            # Optimizers use this operation.
+            tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=0.1, delta=total)
+            return loss
 
-            return self._strategy.run(replica)
-
-        step()
-        self._step = step
+        self._run(replica)
         return {}
 
     def block(self, steps: int) -> Mapping[str, Any]:
         """Time each of `steps` steps."""
-        assert self._step is not None
-        seconds = []
-        result = self._step()  # untimed, so that all workers begin together
-        for _ in range(steps):
-            begin = time.perf_counter()
-            result = self._step()
-            tf.nest.map_structure(
-                lambda each: each.numpy() if each.shape.rank == 0 else None, result
+
+        def step() -> Any:
+            assert self._step is not None
+            return tf.nest.map_structure(
+                lambda each: each.numpy() if each.shape.rank == 0 else None, self._step()
             )
-            seconds.append(time.perf_counter() - begin)
-        losses = [result.numpy().tobytes().hex()] if tf.is_tensor(result) else []
+
+        step()  # untimed, so that all workers begin together
+        seconds, values = timed_values(step, steps)
+        losses = [] if isinstance(values[-1], list) else [values[-1].tobytes().hex()]
         return {"seconds": seconds, "losses": losses, "steps": steps + 1}
+
+    def close(self) -> Mapping[str, Any]:
+        return {}
 
 
 def start(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> Handlers:
     """Join the other workers."""
+    size = len(cluster[job])
+    if "RDMATENSOR_BENCH_TRAIN" in os.environ:
+        import rdmatensor.train
+
+        rdmatensor.train.init(rank=index, size=size, root=cluster[job][0])
+        return commands_of(Worker(size, index, train=rdmatensor.train))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), task_type=job, task_id=index, rpc_layer=protocol
     )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-    worker = Worker(strategy, index, len(cluster[job]))
-    return {
-        "all_reduce": worker.all_reduce,
-        "training": worker.training,
-        "block": worker.block,
-        "close": dict,
-    }
+    return commands_of(Worker(size, index, tf.distribute.MultiWorkerMirroredStrategy(resolver)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rdmatensor._tools.processes import free_addresses
 from rdmatensor.units import size
 from record import Distribution, Parameter
 from team import HERE, PATIENCE_S, Failed, Task, Team
-from tf_cases import ALONE
+from tf_cases import ALONE, Case
 
 STOCK = "grpc"
 FLOOR = "nothing remote"
@@ -25,22 +25,8 @@ PATHS = ("static", "bounded", "inline", "dynamic", "bounce", "rpc")
 # These are not plain bytes: only TensorFlow's RecvTensor can send them.
 _UNAVOIDABLE = ("string", "variant", "resource")
 _WARM_UP_BLOCKS = 2
-
-
-@dataclass
-class Samples(harness.Samples):
-    """The step times of one case on one cluster."""
-
-    losses: list[Any] = field(default_factory=list)
-    # All steps, including the untimed ones of each block.
-    steps: int = 0
-    # Bytes per step that crossed the network, for each block.
-    carried: list[float] = field(default_factory=list)
-
-    @property
-    def carried_bytes(self) -> float:
-        """The median of the blocks."""
-        return Distribution.of(self.carried).median
+# A full run makes this many times the steps of a quick run.
+FULL = 4
 
 
 @dataclass(frozen=True)
@@ -68,10 +54,9 @@ class Way:
 GRPC = Way(STOCK, STOCK)
 DYNAMIC = Way("dynamic")
 STATIC = Way("static", planned=True)
+PLANNED = Way("grpc+rdma", planned=True)
 # The same steps with all tasks in one process: what TensorFlow's own part of a step takes.
 LOCAL = Way(FLOOR, STOCK, settings={ALONE: "1"})
-# The bytes of the same steps without TensorFlow: what the kernel takes for them.
-BARE = Way("bare sockets", STOCK)
 
 
 class Cluster:
@@ -120,18 +105,13 @@ class Cluster:
 
     def ask(self, command: str, patience: float = PATIENCE_S, **fields: Any) -> Any:
         """The client's answer to a command. Failed if there is none after `patience` seconds."""
-        self.client.send(command, **fields)
-        return self.client.answer(patience)
+        return self.client.ask(command, patience, **fields)
 
     def ask_all(self, command: str, patience: float = PATIENCE_S, **fields: Any) -> list[Any]:
         """The answers of all tasks, which work on the command at the same time."""
         for task in self.tasks:
             task.send(command, **fields)
         return [task.answer(patience) for task in self.tasks]
-
-    def cpu_seconds(self) -> float:
-        """The processor time that all tasks have used."""
-        return sum(float(facts["cpu_seconds"]) for facts in self.ask_all("process"))
 
     def reset(self) -> None:
         """Set the plugin's counters to zero."""
@@ -141,6 +121,16 @@ class Cluster:
     def use(self) -> Use:
         """What the tasks have counted since `reset`."""
         return Use([] if self.way.protocol == STOCK else self.ask_all("stats"))
+
+
+def clusters_of(
+    team: Team, ways: Sequence[Way], *more: Any, make: type[Cluster] = Cluster
+) -> list[Cluster]:
+    """A cluster for each way, when all have started."""
+    clusters = [make(team, way, *more) for way in ways]
+    for cluster in clusters:
+        cluster.wait()
+    return clusters
 
 
 @dataclass(frozen=True)
@@ -187,163 +177,108 @@ class Use:
                     yield f"gRPC only: {peer['direction']} {peer['task']}: {peer['why']}"
 
 
-@dataclass(frozen=True)
-class Result:
-    """One case on one cluster: what building and warming up used, and the timed steps.
+@dataclass
+class Result(harness.Samples):
+    """The step times of one case on one cluster, and what the tasks counted meanwhile."""
 
-    `cpu_seconds` is the processor time of all tasks during the timed steps and while others had their turns.
+    way: Way = GRPC
+    losses: list[Any] = field(default_factory=list)
+    # All steps, including the untimed ones of each block.
+    steps: int = 0
+    # Bytes per step that crossed the network, for each block.
+    carried: list[float] = field(default_factory=list)
+    use: Use = field(default_factory=lambda: Use([]))
+
+    @property
+    def carried_bytes(self) -> float:
+        """The median of the blocks."""
+        return Distribution.of(self.carried).median
+
+
+def faults_of(case: Case, result: Result) -> Iterator[str]:
+    """Steps of one cluster that did not move what they should, or not by the path that they should."""
+    way, steps, use = result.way, result.steps, result.use
+    if way.protocol == STOCK:
+        if (moved := result.carried_bytes) < case.step_bytes:
+            yield f"a step over {way.name} moved only {size(moved)} over the network"
+        return
+    if case.path is None:
+        return
+    if (pushed := use.pushed_bytes() / steps) < case.step_bytes:
+        yield f"a step over {way.name} pushed only {size(pushed)}"
+    yield from use.avoidable()
+    if not way.planned or not case.path:
+        return
+    if use.sent("bytes")[case.path] < steps * case.step_bytes:
+        yield f"tensors on {way.name} did not take the path {case.path}"
+    tensors = use.sent("tensors")
+    if others := tensors.total() - sum(tensors[each] for each in {"static", case.path}):
+        yield f"{others} tensors on {way.name} did not go to their planned places"
+
+
+def add(
+    bench: Bench,
+    suite: str,
+    case: Case,
+    results: Sequence[Result],
+    check: Callable[[Case, Result], Iterator[str]] = faults_of,
+    same_losses: bool = True,
+    **parameters: Parameter,
+) -> None:
+    """Record results, of which the last one is compared with the first, and faults.
+
+    The floor is the result of LOCAL, which is not checked.
     """
-
-    way: Way
-    samples: Samples
-    warm_up: Use
-    timed: Use
-    cpu_seconds: float = 0.0
-
-    def parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """What a step used, for the record."""
-        yield "network_bytes", self.samples.carried_bytes
-        yield "cpu_s_of_a_step", self.cpu_seconds / self.samples.steps
-        tensors, nbytes = self.timed.sent("tensors"), self.timed.sent("bytes")
-        for path in filter(tensors.get, PATHS):
-            yield f"tensors_{path}", tensors[path] / self.samples.steps
-            yield f"bytes_{path}", nbytes[path] / self.samples.steps
-        if self.timed.tasks:
-            yield "arena_bytes", self.timed.total("arena", "peak_bytes")
-        if self.timed.tasks and self.way.planned:
-            yield "lent", self.timed.total("fetched", "in_place", "tensors") / self.samples.steps
-            for name in ("groups", "fused", "busy", "place_bytes"):
-                yield f"plan_{name}", self.timed.total("plan", name)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One case on all clusters, of which the last is compared with the first.
-
-    A step moves at least `step_bytes` bytes. `target` is the speedup over the first cluster that we want.
-    With a plan, tensors take `path` ("" if that is not checked, None if they travel inside messages). `floor`
-    is the same step with nothing remote.
-    """
-
-    name: str
-    step_bytes: int
-    target: float | None
-    results: list[Result]
-    path: str | None = "static"
-    floor: Result | None = None
-
-    def over_floor(self, result: Result) -> float | None:
-        """The seconds that a step takes longer than the same step with nothing remote."""
-        if self.floor is None or result is self.floor:
-            return None
-        return result.samples.spread.median - self.floor.samples.spread.median
-
-    def faults(self) -> Iterator[str]:
-        """Reasons why the measurement is not valid."""
-        for result in self.results:
-            yield from self.faults_of(result)
-        first, *others = (result.samples.losses for result in self.results)
-        if any(other != first for other in others):
-            yield "the losses differ"
-
-    def faults_of(self, result: Result) -> Iterator[str]:
-        """Steps of one cluster that did not move what they should, or not by the path that they should."""
-        name, steps, use = result.way.name, result.samples.steps, result.timed
-        if result.way.protocol == STOCK:
-            if (moved := result.samples.carried_bytes) < self.step_bytes:
-                yield f"a step over {name} moved only {size(moved)} over the network"
-            return
-        if self.path is None:
-            return
-        if (pushed := use.pushed_bytes() / steps) < self.step_bytes:
-            yield f"a step over {name} pushed only {size(pushed)}"
-        yield from use.avoidable()
-        if not result.way.planned or not self.path:
-            return
-        if use.sent("bytes")[self.path] < steps * self.step_bytes:
-            yield f"tensors on {name} did not take the path {self.path}"
-        tensors = use.sent("tensors")
-        if others := tensors.total() - sum(tensors[each] for each in {"static", self.path}):
-            # The plan refuses a place before the first step, while the case warms up.
-            uses = {"busy": use, "unfit": use}
-            uses |= {"over_budget": result.warm_up, "mismatched": result.warm_up}
-            why = ", ".join(f"{each.total('plan', event)} {event}" for event, each in uses.items())
-            yield f"{others} tensors on {name} did not go to their planned places ({why})"
-
-    def record(self, bench: Bench, suite: str, **parameters: Parameter) -> None:
-        """Add results and faults to the record."""
-        bench.run.faults += [f"{self.name}: {fault}" for fault in self.faults()]
-        first, last = self.results[0], self.results[-1]
-        for result in [*self.results, *([self.floor] if self.floor else [])]:
-            compared = result is last is not first
-            bench.add(
-                *(suite, self.name, result.way.name, result.samples.all),
-                turns=result.samples.turns,
-                rival=(first.way.name, self.target) if compared else ("", None),
-                step_bytes=self.step_bytes,
-                over_floor_s=self.over_floor(result),
-                **{**dict(result.parameters()), **parameters},
-            )
-
-
-def measure(
-    clusters: Sequence[Cluster],
-    build: dict[str, Any],
-    steps: int,
-    block: int,
-    patience: float = PATIENCE_S,
-) -> list[Result]:
-    """Have each cluster build a workload, and time `steps` steps of it in turns of `block` steps.
-
-    `build` is a command with its fields. Failed if building or a block takes over `patience` seconds.
-    """
-    warm_up = []
-    for cluster in clusters:
-        cluster.reset()
-        cluster.ask(patience=patience, **build)
-        cluster.ask("block", patience, steps=block * _WARM_UP_BLOCKS)
-        warm_up.append(cluster.use())
-        cluster.reset()
-    asked = {cluster.way.name: cluster.ask for cluster in clusters}
-    began = [cluster.cpu_seconds() for cluster in clusters]
-    samples = interleave(asked, steps, block, patience, clusters[0].network)
-    results = [
-        Result(
-            *(cluster.way, samples[cluster.way.name], before, cluster.use()),
-            cluster.cpu_seconds() - idle,
+    floor = next((each.spread.median for each in results if each.way == LOCAL), None)
+    remote = [each for each in results if each.way != LOCAL]
+    faults = [fault for each in remote for fault in check(case, each)]
+    first, last = remote[0], remote[-1]
+    if same_losses and any(each.losses != first.losses for each in remote):
+        faults.append("the losses differ")
+    bench.run.faults += [f"{case.name}: {fault}" for fault in faults]
+    for each in results:
+        compared = each is last is not first
+        over = None if floor is None or each.way == LOCAL else each.spread.median - floor
+        bench.add(
+            *(suite, case.name, each.way.name, each.all),
+            rival=(first.way.name, case.target) if compared else ("", None),
+            step_bytes=case.step_bytes,
+            over_floor_s=over,
+            **parameters,
         )
-        for cluster, before, idle in zip(clusters, warm_up, began, strict=True)
-    ]
-    for cluster in clusters:
-        cluster.ask("close")
-    return results
 
 
-def compare(clusters: Sequence[Cluster], case: Any, factor: float = 1, row: type[Row] = Row) -> Row:
-    """Measure a case, which has a name, step_bytes, target, build, steps, block and path."""
-    steps = max(case.block, round(case.steps * factor))
-    results = measure(clusters, case.build, steps, case.block)
-    floor = next((result for result in results if result.way == LOCAL), None)
-    others = [result for result in results if result is not floor]
-    return row(case.name, case.step_bytes, case.target, others, case.path, floor)
-
-
-def interleave(
-    asked: Mapping[str, Callable[..., Any]],
-    steps: int,
-    block: int,
+def compare(
+    bench: Bench,
+    suite: str,
+    clusters: Sequence[Any],
+    case: Case,
+    full: float = FULL,
     patience: float = PATIENCE_S,
-    network: Network = LOOPBACK,
-) -> dict[str, Samples]:
-    """Ask for blocks of steps in turns, so that drift of the machine affects all alike."""
-    samples = {name: Samples() for name in asked}
-    for names in rotated(list(asked), -(-steps // block)):
+    **more: Any,
+) -> list[Result]:
+    """Have each cluster build the step of a case, time it in turns of blocks, and record it; see `add`.
+
+    A full run makes `full` times the steps. Failed if building or a block takes over `patience` seconds.
+    """
+    for cluster in clusters:
+        cluster.ask(patience=patience, **case.build)
+        cluster.ask("block", patience, steps=case.block * _WARM_UP_BLOCKS)
+        cluster.reset()
+    steps = max(case.block, round(case.steps * (1 if bench.quick else full)))
+    results = [Result(way=cluster.way) for cluster in clusters]
+    pairs = {each.way.name: (each, own) for each, own in zip(clusters, results, strict=True)}
+    for names in rotated(list(pairs), -(-steps // case.block)):
         for name in names:
-            start = network.carried_bytes
-            answer = asked[name]("block", patience, steps=block)
-            sample = samples[name]
-            sample.steps += answer["steps"]
-            sample.carried.append((network.carried_bytes - start) / answer["steps"])
-            sample.blocks.append(answer["seconds"])
-            sample.losses += answer["losses"]
-    return samples
+            cluster, result = pairs[name]
+            before = cluster.network.carried_bytes
+            answer = cluster.ask("block", patience, steps=case.block)
+            result.steps += answer["steps"]
+            result.carried.append((cluster.network.carried_bytes - before) / answer["steps"])
+            result.blocks.append(answer["seconds"])
+            result.losses += answer["losses"]
+    for cluster, result in zip(clusters, results, strict=True):
+        result.use = cluster.use()
+        cluster.ask("close")
+    add(bench, suite, case, results, **more)
+    return results

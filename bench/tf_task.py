@@ -8,9 +8,7 @@ add nothing to a step.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 import rdmatensor.tensorflow
-from converge_graphs import LEARNERS, Learner
-from line import leave
-from line import serve as answer
-from paper_graphs import Replica
-from tf_cases import Case
-from tf_graphs import CONSUMER, OWNER, UNTIMED_STEPS, Training, Transfer, Workload
+from member import serve as answer
+from tf_graphs import UNTIMED_STEPS, Workload
+from tf_learners import LEARNERS, Learner, Perceptron
+from tf_transfers import Replica, Transfer
 
 _PLUGIN = "librdmatensor_tensorflow"
 _servers: list[Any] = []
@@ -40,15 +36,14 @@ class Client:
 
     def transfer(self, **case: Any) -> Mapping[str, Any]:
         """Build a transfer case, and compare every element that arrives with what was sent."""
-        workload = Transfer(Case(**case), self._target)
+        workload = Transfer(**case, target=self._target)
         self._workload = workload
         workload.verify()
         return {}
 
     def training(self, batch: int) -> Mapping[str, Any]:
         """Build a training step: on both tasks, or locally if there is no server."""
-        devices = (OWNER, CONSUMER) if self._target else ("", "")
-        self._workload = Training(batch, self._target, *devices)
+        self._workload = Perceptron(batch, self._target)
         return {}
 
     def replica(self, verify: bool, **about: Any) -> Mapping[str, Any]:
@@ -61,8 +56,9 @@ class Client:
 
     def learner(self, name: str, workers: int) -> Mapping[str, Any]:
         """Build the training of one of the models of bench_converge.py."""
-        self._workload = LEARNERS[name](workers, self._target)
-        return {"loss_wanted": self._workload.target}
+        learner = LEARNERS[name](workers, self._target)
+        self._workload = learner
+        return {"loss_wanted": learner.target}
 
     def learn(self, steps: int) -> Mapping[str, Any]:
         """Train, and return the time and the loss of each step."""
@@ -73,7 +69,7 @@ class Client:
         """Time `steps` steps. The answer counts untimed steps as well, and has the losses, if any."""
         assert self._workload is not None
         seconds, fetched = self._workload.block(steps)
-        losses = fetched if isinstance(self._workload, Training) else []
+        losses = self._workload.losses(fetched)
         return {"seconds": seconds, "losses": losses, "steps": steps + UNTIMED_STEPS}
 
     def close(self) -> Mapping[str, Any]:
@@ -85,19 +81,8 @@ class Client:
 
 
 def process_facts() -> Mapping[str, Any]:
-    """Whether the plugin is loaded, and the process's threads, memory, processor time and id."""
-    status = dict(
-        line.split(":", 1)
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if ":" in line
-    )
-    return {
-        "plugin": _PLUGIN in Path("/proc/self/maps").read_text(),
-        "threads": int(status["Threads"]),
-        "resident_bytes": int(status["VmRSS"].split()[0]) * 1024,
-        "cpu_seconds": time.process_time(),
-        "pid": os.getpid(),
-    }
+    """Whether the plugin is loaded."""
+    return {"plugin": _PLUGIN in Path("/proc/self/maps").read_text()}
 
 
 def reset() -> Mapping[str, Any]:
@@ -109,18 +94,6 @@ def reset() -> Mapping[str, Any]:
 def commands_of(client: object) -> Handlers:
     """The public methods of an object, which answer the commands of their names."""
     return {name: getattr(client, name) for name in dir(client) if not name.startswith("_")}
-
-
-def serve_with(chief: Callable[[dict[str, list[str]], str], object]) -> None:
-    """Serve a task of a cluster: the chief, whose methods answer commands, or a server."""
-
-    def start(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> Handlers:
-        if job == "chief":
-            return commands_of(chief(cluster, protocol))
-        start_server(cluster, job, index, protocol)
-        return {}
-
-    serve(start)
 
 
 def serve(start: Callable[[dict[str, list[str]], str, int, str], Handlers]) -> None:
@@ -136,7 +109,6 @@ def serve(start: Callable[[dict[str, list[str]], str, int, str], Handlers]) -> N
     handlers = start(json.loads(cluster), job, int(index), protocol)
     stats = {"stats": rdmatensor.tensorflow.stats, "reset": reset}
     answer({**handlers, **stats, "process": process_facts})
-    leave()
 
 
 def start_server(cluster: dict[str, list[str]], job: str, index: int, protocol: str) -> str:
@@ -147,23 +119,11 @@ def start_server(cluster: dict[str, list[str]], job: str, index: int, protocol: 
     return str(server.target)
 
 
-def connect(cluster: dict[str, list[str]], protocol: str) -> Any:
-    """The chief's ClusterCoordinator; None if the chief is alone."""
-    if set(cluster) == {"chief"}:
-        return None
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer=protocol
-    )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
-    return tf.distribute.coordinator.ClusterCoordinator(strategy)
-
-
 def main() -> None:
     """Run a server; or, without arguments, a process without one."""
     if len(sys.argv) > 1:
         serve(lambda *task: commands_of(Client(start_server(*task))))
     answer({**commands_of(Client("")), "process": process_facts})
-    leave()
 
 
 if __name__ == "__main__":

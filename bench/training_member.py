@@ -8,76 +8,56 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from line import leave, serve
+from member import serve_steps, timed
 
 BATCH, HIDDEN, RATE = 8, 2048, 0.01
 LAYERS, WIDTH, DEEP_BATCH = 16, 256, 4096
 OPERATIONS = 50
+Step = Callable[[], Any]
+Make = Callable[[int, int, int], Step]
 
 
 def data(batch: int, width: int, rank: int) -> Any:
     return np.random.default_rng(rank).normal(size=(batch, width)).astype("f")
 
 
-def _dense(layers: int, width: int, batch: int, rank: int, optimizer: Any) -> Callable[[], Any]:
-    """One batch of Keras 3's fit, on TensorFlow."""
-    import keras
-
-    parts = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
-    model = keras.Sequential([keras.Input((width,)), *parts])
-    model.compile(optimizer, loss="mse", jit_compile=False)
-    x = data(batch, width, rank)
-    return lambda: model.train_on_batch(x, x)
-
-
-def plain_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """Keras without rdmatensor."""
-    import keras
-
-    return _dense(1, HIDDEN, BATCH, rank, keras.optimizers.SGD(RATE))
-
-
-def keras_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """Keras with distribute()."""
-    import keras
-
+def joined(rank: int, size: int, port: int) -> Any:
+    """rdmatensor.train, when all processes have joined, and this one's session."""
     import rdmatensor.train as rt
 
-    rt.init(rank=rank, size=size, root=f"127.0.0.1:{port}")
-    return _dense(1, HIDDEN, BATCH, rank, rt.distribute(keras.optimizers.SGD(RATE)))
+    return rt, rt.init(rank=rank, size=size, root=f"127.0.0.1:{port}")
 
 
-def deep_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """Many layers, with much computation for few bytes: sums and copies take cores, which no link hides."""
-    import keras
+def keras_step(layers: int, width: int, batch: int, shared: bool) -> Make:
+    """One batch of Keras 3's fit, on TensorFlow; without rdmatensor if not shared."""
 
-    import rdmatensor.train as rt
+    def make(rank: int, size: int, port: int) -> Step:
+        import keras
 
-    rt.init(rank=rank, size=size, root=f"127.0.0.1:{port}")
-    return _dense(LAYERS, WIDTH, DEEP_BATCH, rank, rt.distribute(keras.optimizers.SGD(RATE)))
+        optimizer: Any = keras.optimizers.SGD(RATE)
+        if shared:
+            optimizer = joined(rank, size, port)[0].distribute(optimizer)
+        parts = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
+        model = keras.Sequential([keras.Input((width,)), *parts])
+        model.compile(optimizer, loss="mse", jit_compile=False)
+        x = data(batch, width, rank)
+        return lambda: model.train_on_batch(x, x)
+
+    return make
 
 
-def computation_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """What deep_step computes, without rdmatensor."""
-    import keras
-
-    return _dense(LAYERS, WIDTH, DEEP_BATCH, rank, keras.optimizers.SGD(RATE))
-
-
-def wire_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """The all-reduces of deep_step, all at once."""
+def wire_step(rank: int, size: int, port: int) -> Step:
+    """The all-reduces of the deep network, all at once."""
     import tensorflow as tf
 
-    import rdmatensor.train as rt
     from rdmatensor.train.backend.tensorflow import operations
 
-    run = rt.init(rank=rank, size=size, root=f"127.0.0.1:{port}")
+    _, run = joined(rank, size, port)
     tensors = [tf.Variable(tf.ones((WIDTH, WIDTH))) for _ in range(LAYERS)]
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -88,39 +68,30 @@ def wire_step(rank: int, size: int, port: int) -> Callable[[], Any]:
         ]
         return [tf.reduce_sum(each.finish()[0][0]) for each in started]
 
-    return step
+    return step  # type: ignore[no-any-return]
 
 
-def small_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """50 all-reduces of 4 KB."""
-    import tensorflow as tf
+def small_step(shared: bool) -> Make:
+    """50 all-reduces of 4 KB; if not shared, an operation of this process in the place of each."""
 
-    import rdmatensor.train as rt
+    def make(rank: int, size: int, port: int) -> Step:
+        import tensorflow as tf
 
-    rt.init(rank=rank, size=size, root=f"127.0.0.1:{port}")
-    tensors = [tf.ones(1024) for _ in range(OPERATIONS)]
+        tensors = [tf.ones(1024) for _ in range(OPERATIONS)]
+        rt = joined(rank, size, port)[0] if shared else None
 
-    @tf.function  # type: ignore[untyped-decorator]
-    def step() -> Any:
-        return [rt.ops.all_reduce(each, "sum", name=f"{i}") for i, each in enumerate(tensors)]
+        @tf.function  # type: ignore[untyped-decorator]
+        def step() -> Any:
+            if rt is None:
+                return [tf.negative(each) for each in tensors]
+            return [rt.ops.all_reduce(each, "sum", name=f"{i}") for i, each in enumerate(tensors)]
 
-    return step
+        return step  # type: ignore[no-any-return]
 
-
-def unshared_step(rank: int, size: int, port: int) -> Callable[[], Any]:
-    """The function of small_step with an operation of this process in the place of each all-reduce."""
-    import tensorflow as tf
-
-    tensors = [tf.ones(1024) for _ in range(OPERATIONS)]
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def step() -> Any:
-        return [tf.negative(each) for each in tensors]
-
-    return step
+    return make
 
 
-def torch_step(rank: int, size: int, port: int) -> Callable[[], Any]:
+def torch_step(rank: int, size: int, port: int) -> Step:
     """DistributedDataParallel over gloo."""
     import torch
 
@@ -143,7 +114,7 @@ def torch_step(rank: int, size: int, port: int) -> Callable[[], Any]:
     return step
 
 
-def jax_step(rank: int, size: int, port: int) -> Callable[[], Any]:
+def jax_step(rank: int, size: int, port: int) -> Step:
     """A jitted step whose batch is divided among the processes, over JAX's collectives for CPUs (gloo)."""
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -173,37 +144,26 @@ def jax_step(rank: int, size: int, port: int) -> Callable[[], Any]:
     return step
 
 
-STEPS = {
-    "plain": plain_step,
-    "keras": keras_step,
-    "deep": deep_step,
-    "computation": computation_step,
+STEPS: dict[str, Make] = {
+    "plain": keras_step(1, HIDDEN, BATCH, shared=False),
+    "keras": keras_step(1, HIDDEN, BATCH, shared=True),
+    # Much computation for few bytes: sums and copies take cores, which no link hides.
+    "deep": keras_step(LAYERS, WIDTH, DEEP_BATCH, shared=True),
+    "computation": keras_step(LAYERS, WIDTH, DEEP_BATCH, shared=False),
     "wire": wire_step,
-    "small": small_step,
-    "unshared": unshared_step,
+    "small": small_step(shared=True),
+    "unshared": small_step(shared=False),
     "torch": torch_step,
     "jax": jax_step,
 }
 
 
-def main() -> None:
-    program, rank, size = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    step = STEPS[program](rank, size, int(os.environ["MASTER_PORT"]))
-    share = OPERATIONS if program in ("small", "unshared") else 1
-    for _ in range(3):
-        step()
-
-    def steps(count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            begun = time.perf_counter()
-            step()
-            times.append((time.perf_counter() - begun) / share)
-        return times
-
-    serve({"steps": steps})
-    leave()
+def make() -> Step:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    step = STEPS[sys.argv[1]](rank, size, int(os.environ["MASTER_PORT"]))
+    timed(step, 3)
+    return step
 
 
 if __name__ == "__main__":
-    main()
+    serve_steps(make)

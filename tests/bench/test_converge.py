@@ -39,7 +39,6 @@ def _course(way: str, losses: list[float], held_out: list[float]) -> Course:
 
 
 def test_time_to_target_ends_with_the_block() -> None:
-    assert _course("grpc", [], [1.5, 0.9, 1.1]).reached() == 40
     assert _course("grpc", [], [1.5, 0.9, 1.1]).seconds_to_target() == 20
     assert _course("grpc", [], [1.5, 1.1]).seconds_to_target() is None
 

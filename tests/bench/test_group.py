@@ -27,9 +27,7 @@ def test_every_library_is_measured_or_missing() -> None:
         {"gloo", "OpenMPI"} - missing
     )
     for each in run.results:
-        assert len(each.turns) == 5
-        assert len(each.processes) == 2
-        assert each.processes[0].peak_bytes > 0
+        assert len(each.samples) == 50  # of five turns
         assert each.rival not in missing
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench_paper import COPY, RPC, TCP, ZERO, Case, faults_of, memory_needed, plan_cases
+import bench_paper
+from bench_paper import COPY, RPC, TCP, ZERO, Workload, groups_of
 from paper_models import MODELS, Model
-from tf_measure import Result, Samples, Use, Way
+from tf_measure import Result, Use, Way
 
 # Of the paper: MiB and variables.
 SIZES = {
@@ -42,14 +43,14 @@ def test_other_shapes_are_refused() -> None:
         replace(model, shapes=model.shapes[:-1])
 
 
-CASE = Case(MODELS["GRU"], 1, 0.0, 0, False)
+LOAD = Workload(MODELS["GRU"], 1, 0.0, 0, False)
 STEPS = 5
 
 
 def _used(**changes: Any) -> Use:
     """Counters of STEPS steps as they should be for zerocp, but for the changes."""
-    tensors, large = STEPS * CASE.tensors, STEPS * CASE.large
-    sent = {"static": (tensors, STEPS * CASE.nbytes)} | changes.pop("paths", {})
+    tensors, large = STEPS * LOAD.tensors, STEPS * LOAD.large
+    sent = {"static": (tensors, STEPS * LOAD.nbytes)} | changes.pop("paths", {})
     none = (0, 0)
     paths = {
         path: dict(zip(("sent_tensors", "sent_bytes"), sent.get(path, none), strict=True))
@@ -66,13 +67,16 @@ def _used(**changes: Any) -> Use:
     return Use([stats])
 
 
+def faults_of(load: Workload, result: Result) -> list[str]:
+    return list(bench_paper.faults_of(load, load.case(verify=True), result))
+
+
 def _faults(way: Way, use: Use, loopback: float = 0.0) -> list[str]:
-    samples = Samples(blocks=[[1.0] * STEPS], steps=STEPS, carried=[loopback])
-    return list(faults_of(CASE, Result(way, samples, use, use)))
+    return faults_of(LOAD, Result([[1.0] * STEPS], way, steps=STEPS, carried=[loopback], use=use))
 
 
-def _rpc(asked: int = CASE.tensors, grpc_calls: int = 0) -> Use:
-    paths = {"static": (0, 0), "rpc": (STEPS * asked, STEPS * CASE.nbytes)}
+def _rpc(asked: int = LOAD.tensors, grpc_calls: int = 0) -> Use:
+    paths = {"static": (0, 0), "rpc": (STEPS * asked, STEPS * LOAD.nbytes)}
     return _used(paths=paths, in_place=0, grpc_calls=grpc_calls)
 
 
@@ -80,7 +84,7 @@ def test_counters_as_they_should_be() -> None:
     assert _faults(ZERO, _used()) == []
     assert _faults(COPY, _used(in_place=0)) == []
     assert _faults(RPC, _rpc()) == []
-    assert _faults(TCP, Use([]), loopback=CASE.nbytes) == []
+    assert _faults(TCP, Use([]), loopback=LOAD.nbytes) == []
 
 
 @pytest.mark.parametrize(
@@ -99,20 +103,22 @@ def test_a_tensor_that_went_another_way_is_a_fault(way: Way, use: Use, fault: st
 
 
 def test_a_step_that_did_not_compute_is_a_fault() -> None:
-    samples = Samples(blocks=[[1.0, 0.9]], steps=STEPS)
-    computing = replace(CASE, compute_s=0.95)
-    (fault,) = faults_of(computing, Result(ZERO, samples, _used(), _used()))
+    computing = replace(LOAD, compute_s=0.95)
+    (fault,) = faults_of(computing, Result([[1.0, 0.9]], ZERO, steps=STEPS, use=_used()))
     assert fault == "a step took 900 ms, less than it computes"
 
 
-def test_batches_compute_in_proportion() -> None:
-    cases = plan_cases(MODELS["FCN-5"], 2, [0, 10], [8], False)
-    assert [case.compute_s for case in cases] == pytest.approx([0, 0.01, 8 * 0.0049])
-    assert cases[-1].name == "FCN-5, 2 workers, batch 8"
-    assert cases[-1].nbytes == 4 * MODELS["FCN-5"].nbytes
+def test_a_case_is_named_and_counts_both_directions() -> None:
+    case = Workload(MODELS["FCN-5"], 2, 8 * 0.0049, 8, False).case(verify=True)
+    assert case.name == "FCN-5, 2 workers, batch 8"
+    assert case.step_bytes == 4 * MODELS["FCN-5"].nbytes
 
 
-def test_more_workers_need_more_memory() -> None:
-    vgg = MODELS["VGG-16"]
-    needed = [memory_needed(vgg, workers, [TCP, RPC, COPY, ZERO]) for workers in (1, 3)]
-    assert 4 * vgg.nbytes < needed[0] < needed[1] - 2 * vgg.nbytes
+def test_ways_take_turns_alone_where_they_do_not_fit_into_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways = [TCP, RPC, COPY, ZERO]
+    for gigabytes, groups in ((1000, [ways]), (40, [[way] for way in ways])):
+        text = f"MemAvailable: {gigabytes * 10**6} kB\n"
+        monkeypatch.setattr(bench_paper.Path, "read_text", lambda _, text=text: text)
+        assert groups_of(MODELS["VGG-16"], 3, ways) == groups

@@ -18,7 +18,7 @@ from team import Failed, Members, Task, Team
 
 _BENCH = f"import sys; sys.path.append({str(Path(team.__file__).parent)!r})\n"
 _ECHO = """
-from line import serve
+from member import serve
 print("a library's chatter")
 serve({"double": lambda number: 2 * number})
 """
@@ -56,7 +56,7 @@ def test_a_process_may_serve_several_connections() -> None:
     """As mpirun does, whose members know their rank."""
     code = """
 import threading
-from line import serve
+from member import serve
 for rank in range(2):
     threading.Thread(target=serve, args=({"rank": lambda rank=rank: rank}, rank)).start()
 """

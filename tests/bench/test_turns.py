@@ -46,5 +46,5 @@ def test_a_comparison_is_recorded_with_the_rivals_that_are_there() -> None:
         ("UCX", "", None),
         ("copy", "", None),
     ]
-    assert all(each.nbytes == 8 and len(each.turns) == 2 for each in bench.run.results)
+    assert all(each.nbytes == 8 and len(each.samples) == 2 for each in bench.run.results)
     assert bench.run.results[0].parameters == {"depth": 3}
