@@ -49,36 +49,34 @@ class Synchronizer:
 
     def _life(self, rank: int) -> Life:
         while True:
-            yield from self._before(rank)
+            yield from self._before(rank) or ()
             gradient, loss = self.problem.gradients(
                 self._at(rank)[None], self.cluster.numbers[rank]
             )
             yield self.cluster.now + self.cluster.duration(rank)
-            yield from self._step(rank, gradient[0], float(loss[0]))
+            yield from self._step(rank, gradient[0], float(loss[0])) or ()
             self.steps[rank] += 1
             if self._is_due(rank):
-                yield from self._exchange(rank)
+                yield from self._exchange(rank) or ()
 
     def _at(self, rank: int) -> Any:
         """Return where the worker computes its gradient."""
         return self.models[rank]
 
-    def _before(self, rank: int) -> Life:
+    def _before(self, rank: int) -> Life | None:
         """Wait until a step may begin."""
-        yield from ()
 
-    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life | None:
         """Take the local step."""
         self.models[rank] -= self.cluster.learning_rate * gradient
-        yield from ()
+        return None
 
     def _is_due(self, rank: int) -> bool:
         """Return whether to exchange after this step."""
         return bool(self.steps[rank] % self.period == 0)
 
-    def _exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life | None:
         """Do what follows a period."""
-        yield from ()
 
     def _mean(self, _: Array, models: list[Array]) -> tuple[Array, float]:
         """Return the mean of all models, and the seconds that it takes."""
@@ -167,7 +165,7 @@ class AllReduce(Synchronizer):
 
     def _step(self, rank: int, gradient: Array, loss: float) -> Life:
         mean = yield from self.group.meet(rank, gradient, self._act)
-        yield from super()._step(rank, mean, loss)
+        super()._step(rank, mean, loss)
 
 
 @dataclass(eq=False)
@@ -195,9 +193,9 @@ class LocalSGD(Synchronizer):
         self._due = self._period.steps
         self._losses: list[list[float]] = [[] for _ in range(self.setting.workers)]
 
-    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life | None:
         self._losses[rank].append(loss)
-        yield from super()._step(rank, gradient, loss)
+        return super()._step(rank, gradient, loss)
 
     def _is_due(self, rank: int) -> bool:
         return bool(self.steps[rank] >= self._due)
@@ -229,7 +227,7 @@ class Hierarchical(LocalSGD):
         mean = yield from group.meet(
             rank, gradient, lambda _, each: (np.mean(each, axis=0), self.cluster.inside())
         )
-        yield from super()._step(rank, mean, loss)
+        super()._step(rank, mean, loss)
 
 
 @dataclass(eq=False)
@@ -303,7 +301,7 @@ class PullGossip(Synchronizer):
         other = rules.random_peer(self.cluster.numbers[rank], rank, self.setting.workers)
         return None if self.cluster.dead(other) else other
 
-    def _exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> Life | None:
         other = self._peer(rank)
         if other is not None:
             read = self.models[other].copy()  # as it is when the read begins
@@ -349,12 +347,11 @@ class PushGossip(Messages):
     came.
     """
 
-    def _exchange(self, rank: int) -> Life:
+    def _exchange(self, rank: int) -> None:
         self.models[rank] = rules.push(self.models[rank], self._arrived(rank))
         other = self._peer(rank)
         if other is not None and self._may_send(rank):
             self._send(rank, other, self.models[rank].copy())
-        yield from ()
 
 
 @dataclass(eq=False)
@@ -402,8 +399,8 @@ class SGP(Messages):
             self.models[rank], self.weights[rank], [(value, weight) for _, value, weight in used]
         )
 
-    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
-        yield from super()._step(rank, np.float32(self.weights[rank]) * gradient, loss)
+    def _step(self, rank: int, gradient: Array, loss: float) -> Life | None:
+        return super()._step(rank, np.float32(self.weights[rank]) * gradient, loss)
 
     def judged(self) -> Array:
         """Return the mean of what the living workers stand for."""
@@ -440,10 +437,9 @@ class SSP(Common):
         yield self.cluster.spread()
         self.models[rank] = self.common
 
-    def _step(self, rank: int, gradient: Array, loss: float) -> Life:
+    def _step(self, rank: int, gradient: Array, loss: float) -> None:
         members = np.float32(len(self.cluster.living()))
         self.common -= self.cluster.learning_rate / members * gradient
-        yield from ()
 
     def _exchange(self, rank: int) -> Life:
         yield self.cluster.spread()

@@ -205,6 +205,7 @@ def test_pictures_tell_what_did_not_reach_the_target(tmp_path: Any) -> None:
         (["--workers", "0"], "expected numbers"),
         (["--workers", "2", "--slow", "3"], "more slow"),
         (["--bandwidth", "fast"], "bandwidth"),
+        (["--death", "soon"], "expected a value such as 2us"),
         (["--loss", "2"], "loss"),
     ],
 )
