@@ -45,7 +45,7 @@ def trees() -> Any:
     for ranks in ((0, 1, 2), (0, 2, 3)):
         if run.rank in ranks:
             parts[str(ranks)] = Subgroup(run, ranks, addresses[ranks[0]], f"some {ranks}")
-            run.closing.append(parts[str(ranks)].close)
+            run.closing.append(parts[str(ranks)].leave)
 
     def count() -> Any:
         return {"all": _along_trees(run)} | {name: _along_trees(parts[name]) for name in parts}
