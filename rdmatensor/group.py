@@ -27,6 +27,7 @@ from ._api.collective import (
     checked_tag,
     failure,
     join_options,
+    known,
     new_call,
     number,
     operation_error,
@@ -110,10 +111,11 @@ class Group:
 
     Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs floats.
 
-    Arrays are C-contiguous numpy arrays of floats, bfloat16 (from ml_dtypes) or integers, or such tensors of
-    another library on the host, by DLPack. Arrays in a region of the device with READ and WRITE access, such
-    as those from empty(), move without a copy. The result goes into `out`: a new array (None), `array`
-    itself, or an array that does not overlap it.
+    Arrays are C-contiguous numpy arrays, or such tensors of another library on the host, by DLPack.
+    Reductions take floats, bfloat16 (from ml_dtypes) and integers; operations that only move data take any
+    dtype. Arrays in a region of the device with READ and WRITE access, such as those from empty(), move
+    without a copy. The result goes into `out`: a new array (None), `array` itself, or an array that does not
+    overlap it.
 
     A failed operation fails at every member where it is under way: with UsageError if members disagree,
     DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member
@@ -276,7 +278,7 @@ class Group:
             raise UsageError(f"{kind} needs an array")
         elif out is not array:
             out = array if kind == "broadcast" else result_of(kind, array, out, self.size)
-        array, into = _arrays(array, out)
+        array, into, detail = known(kind, *_arrays(array, out), detail)
         call = new_call(kind, array, op, algorithm, root)
         try:
             call.output = target = from_buffer(BYTES, into, True)
@@ -429,6 +431,7 @@ class Group:
             free = self._slots[kind, array.dtype, op, algorithm, root]
             slot = free.pop()
         except (AttributeError, IndexError, KeyError, TypeError):
+            array, out, detail = known(kind, array, out, detail)
             free, slot = self._new_slot(kind, array, op, algorithm, root)
         handle, call = slot
         try:
@@ -459,8 +462,11 @@ class Group:
         call = new_call(kind, array, op, algorithm, root)
         with self._lock:
             slot = self._need_handle(), call
+            free = self._slots.setdefault((kind, array.dtype, op, algorithm, root), [])
+            if free:  # of arrays whose bytes are moved
+                return free, free.pop()
             self._made += 1
-            return self._slots.setdefault((kind, array.dtype, op, algorithm, root), []), slot
+            return free, slot
 
     def _need_handle(self) -> Any:
         if self._handle is None:

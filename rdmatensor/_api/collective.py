@@ -88,20 +88,47 @@ def number(what: str, name: str, table: dict[str, int]) -> int:
 _codes: dict[np.dtype[Any], int] = {}
 
 
-def dtype_code(array: Array) -> int:
-    """Return the C library's number for the array's dtype. Raises UsageError if it has none."""
+# Operations that take arrays of any dtype, because they only move bytes.
+_MOVES = ("all_gather", "broadcast", "all_to_all")
+
+
+def _dtype_code(array: Array) -> int | None:
+    """Return the C library's number for the array's dtype, or None if it has none."""
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{type(array).__name__} is not a numpy array: pass numpy.asarray(it)")
     dtype = array.dtype
     code = _codes.get(dtype)
-    if code is None:
-        if dtype.name not in _DTYPES or not dtype.isnative:
-            raise UsageError(
-                f"arrays of dtype {dtype} cannot be combined: use one of {', '.join(_DTYPES)} in "
-                "native byte order, or a view as one"
-            )
+    if code is None and dtype.isnative and dtype.name in _DTYPES:
         code = _codes[dtype] = _DTYPES[dtype.name]
     return code
+
+
+def check_dtype(kind: str, array: Array) -> None:
+    """Raise UsageError if operations of this kind do not take the array's dtype."""
+    if _dtype_code(array) is not None:
+        return
+    dtype = array.dtype
+    if dtype.hasobject:
+        raise UsageError(f"dtype {dtype} holds Python objects, which have no bytes to send")
+    if kind not in _MOVES or not dtype.itemsize:
+        raise UsageError(
+            f"arrays of dtype {dtype} cannot be combined: use one of {', '.join(_DTYPES)} in "
+            "native byte order, or a view as one"
+        )
+
+
+def known(
+    kind: str, array: Array, out: Array, detail: str | None
+) -> tuple[Array, Array, str | None]:
+    """Return arrays that C knows: the same, or their bytes with the dtype in the detail."""
+    if _dtype_code(array) is not None:
+        return array, out, detail
+    check_dtype(kind, array)
+    if not (array.flags.c_contiguous and out.flags.c_contiguous):
+        raise unusable(array, out, TypeError("not C-contiguous"))
+    moved = array.reshape(-1).view(np.uint8)
+    into = moved if out is array else out.reshape(-1).view(np.uint8)
+    return moved, into, f"dtype {array.dtype}" + ("" if detail is None else f"\n{detail}")
 
 
 def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any:
@@ -109,7 +136,7 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     call = ffi.new("rdt_collective *")
     call.struct_size = ffi.sizeof("rdt_collective")
     call.kind = number("kind", kind, KINDS)
-    call.dtype = dtype_code(array)
+    call.dtype = _DTYPES[array.dtype.name]
     call.op = number("op", op, _OPS)
     call.algorithm = number("algorithm", algorithm, ALGORITHMS)
     call.timeout_ms = lib.RDT_TIMEOUT_DEFAULT
@@ -121,7 +148,8 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
 def result_of(kind: str, array: Any, out: Any, members: int) -> Any:
     """Return `out` if it fits the result of an operation among `members`, or a new array if it is None."""
     array, given = shared(array), shared(out)
-    code, size = dtype_code(array), array.size
+    check_dtype(kind, array)
+    size = array.size
     if kind == "all_gather":
         size *= members
     elif kind != "all_reduce":
@@ -133,7 +161,8 @@ def result_of(kind: str, array: Any, out: Any, members: int) -> Any:
             size //= members
     if out is None:
         return np.empty(_result_shape(kind, array.shape, members), array.dtype)
-    if dtype_code(given) != code:
+    check_dtype(kind, given)
+    if given.dtype != array.dtype:
         raise UsageError(f"out has dtype {given.dtype}, array has {array.dtype}")
     if given.size != size:
         raise UsageError(f"out has {given.size} elements, the result of {kind} has {size}")

@@ -42,6 +42,67 @@ def test_large_arrays(team: Any) -> None:
         )
 
 
+MOVED = ["bool", "complex64", "complex128", ">f4", "S5", "datetime64[s]", "i4,f8", "float8_e4m3fn"]
+
+
+@pytest.mark.any_transport
+@pytest.mark.parametrize("dtype", MOVED)
+def test_operations_that_move_take_any_dtype(pair: Team, dtype: str) -> None:
+    pair.run(
+        """
+        import ml_dtypes
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        nbytes = 6 * kind.itemsize
+        both = [(np.arange(nbytes) % 2 + each).astype(np.uint8).view(kind) for each in range(2)]
+        mine, other = both[rank], both[1 - rank]
+
+        def same(got, *parts):
+            assert got.dtype == kind and got.tobytes() == b"".join(each.tobytes() for each in parts)
+
+        for _ in range(3):
+            same(group.all_gather(mine), *both)
+        same(group.start("all_gather", mine).result(20), *both)
+        same(group.all_to_all(mine), *(each[rank * 3 : rank * 3 + 3] for each in both))
+        room = mine.copy()
+        same(group.broadcast(room, root=1), both[1])
+        held = len(group._slots["all_gather", np.dtype("u1"), "sum", "auto", 0])
+        """,
+        dtype=dtype,
+    )
+    assert pair.get("held") == [1, 1]
+    pair.run(
+        """
+        for reduction in (group.all_reduce, group.reduce_scatter):
+            try:
+                reduction(mine)
+                raise AssertionError("combined")
+            except rdmatensor.UsageError as error:
+                assert "cannot be combined" in str(error)
+        """
+    )
+
+
+@pytest.mark.any_transport
+def test_members_that_move_different_dtypes_disagree(pair: Team) -> None:
+    pair.run(
+        """
+        try:
+            group.all_gather(np.zeros(8, "bool" if rank else "int8"))
+            raise AssertionError("gathered")
+        except rdmatensor.UsageError as error:
+            said = str(error)
+        try:
+            group.all_gather(np.zeros(2, "complex64" if rank else "datetime64[s]"))
+            raise AssertionError("gathered")
+        except rdmatensor.UsageError as error:
+            told = str(error)
+        """
+    )
+    for said, told in zip(pair.get("said"), pair.get("told"), strict=True):
+        assert "int8" in said and "uint8" in said
+        assert "dtype complex64" in told and "dtype datetime64[s]" in told
+
+
 @pytest.mark.any_transport
 def test_no_elements(pair: Team) -> None:
     pair.run("check_kinds(group, (0,), ('auto',))")
