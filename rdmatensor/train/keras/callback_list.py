@@ -11,7 +11,7 @@ from typing import Any
 from zlib import crc32
 
 import keras
-import tensorflow as tf
+import numpy as np
 
 from ...errors import UsageError
 from ..backend.tensorflow import mixin, operations
@@ -48,7 +48,7 @@ def refuse_common(run: Session, files: list[str], most: int) -> None:
     if most == 0:
         return
     marks = [crc32(each.encode()) for each in files]
-    mine = tf.constant([marks + [-1] * (most - len(marks))], tf.int64)
+    mine = np.array([marks + [-1] * (most - len(marks))], np.int64)
     rows = operations.all_gather(run, mine, "files that callbacks write").numpy()
     of_ranks = [{mark for mark in row.tolist() if mark >= 0} for row in rows]
     for mark in set[int]().union(*of_ranks):

@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-import tensorflow as tf
+import numpy as np
 
 from ...errors import UsageError
 from ..backend.tensorflow import operations
@@ -75,7 +75,7 @@ class Pauses:
     def end(self, waits: bool) -> bool:
         """End when fit ends, or when the process leaves. Return whether a process was told to leave."""
         self.restore()
-        told = tf.constant([self._asked.is_set()], tf.int32)
+        told = np.array([self._asked.is_set()], np.int32)
         if waits and self._plan.preemptible:
             told = operations.all_reduce(self._run, told, "max", "whether to leave after training")
         return bool(int(told[0]))
@@ -103,7 +103,7 @@ class Pauses:
         over = self._plan.limit is not None and now - self._began >= self._plan.limit
         per_step = (now - self._looked) / (self._done - self._seen)
         wishes = [counted or late, over, self._asked.is_set(), ends, per_step]
-        mine = tf.constant(wishes, tf.float64)
+        mine = np.array(wishes, np.float64)
         if waits:
             mine = operations.all_reduce(self._run, mine, "max", "whether to stop after a step")
         keep, stop, leave, ended, slowest = (float(each) for each in mine)

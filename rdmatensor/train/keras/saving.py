@@ -105,16 +105,15 @@ class Whole:
     def save_own_variables(self, store: Any) -> None:
         """Save whole variables, which the model has brought together."""
         for number, variable in enumerate(self._rdmatensor_saved):
-            part = part_of(variable)
-            if part is None:
-                store[str(number)] = np.asarray(tf.convert_to_tensor(variable))
-                continue
-            if _wholes is None:
+            value = (_wholes or {}).get(id(variable))
+            if part_of(variable) is None:
+                value = np.asarray(tf.convert_to_tensor(variable))
+            if value is None:
                 raise UsageError(
                     f"processes have parts of {variable.path}: save the whole model by its own save() or "
                     "save_weights(), in all processes"
                 )
-            store[str(number)] = _wholes[id(variable)]
+            store[str(number)] = value
 
     def load_own_variables(self, store: Any) -> None:
         """Take this process's parts of whole variables, or keep these until all processes get theirs."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
+import numpy as np
 
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.optimizer import averages_gradients, sync_of
@@ -63,10 +63,8 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
         mine = [self._steps, self._examples, time.monotonic() - self._began]
         mine += differences(numbers(statistics()), self._before)
         if waits:
-            gathered = operations.all_gather(
-                self._run, tf.constant([mine], tf.float64), "what each process did"
-            )
-            lines = gathered.numpy().tolist()
+            row = np.array([mine], np.float64)
+            lines = operations.all_gather(self._run, row, "what each process did").numpy().tolist()
             self._compare([line[1] for line in lines], syncs)
         else:  # the others may be far away
             lines = [mine]
