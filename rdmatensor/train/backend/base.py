@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State what training needs of a framework. sync/ and run/ call it, and import no framework themselves."""
+"""Define what training needs of a framework. sync/ and run/ call it, and import no framework themselves."""
 
 from __future__ import annotations
 

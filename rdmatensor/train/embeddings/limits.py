@@ -33,7 +33,7 @@ def why_not_by_rows(layer: Any) -> str | None:
 
 
 def why_not_owned(layer: Any, model: Any) -> str | None:
-    """Return why each process has to have the whole table of a built Embedding; None if owners will do."""
+    """Return why every process needs the whole table of a built Embedding; None if owners will do."""
     obstacle = why_not_by_rows(layer)
     if obstacle is not None:
         return obstacle

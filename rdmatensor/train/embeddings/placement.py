@@ -62,7 +62,7 @@ class Placement:
 
     @property
     def division(self) -> Division:
-        """That of rows with owners."""
+        """The division of rows with owners."""
         return _OWNED
 
     @property

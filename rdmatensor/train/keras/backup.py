@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep a training in the folder of callbacks(backup=...): the model, and what each process has for itself."""
+"""Keep the state of training in the folder of callbacks(backup=...), and what each process has for itself."""
 
 from __future__ import annotations
 

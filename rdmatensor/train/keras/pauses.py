@@ -52,7 +52,7 @@ class Wish(NamedTuple):
 
 
 class Pauses:
-    """The looks that processes take at what each of them wants, all after the same steps.
+    """Periodic agreement on what each process wants, after the same steps in all of them.
 
     How many steps lie between two looks follows from the time that the slowest process needs for one.
     """
@@ -73,7 +73,10 @@ class Pauses:
             self._before = signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
 
     def end(self, waits: bool) -> bool:
-        """End when fit ends, or when the process leaves. Return whether a process was told to leave."""
+        """Stop looking when fit ends, or when the process leaves.
+
+        Return whether a process was told to leave.
+        """
         self.restore()
         told = np.array([self._asked.is_set()], np.int32)
         if waits and self._plan.preemptible:
@@ -81,7 +84,7 @@ class Pauses:
         return bool(int(told[0]))
 
     def restore(self) -> None:
-        """Leave SIGTERM to whom it belonged before fit."""
+        """Give SIGTERM back to the handler that it had before fit."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None

@@ -63,7 +63,7 @@ def _of_any_rows(data: Any) -> Any:
 
 
 def _weighing_of(model: Any, data: Any) -> Weighing | None:
-    """Return None if its optimizers do not average the gradients of each step over all processes."""
+    """Return the Weighing of a step; None if optimizers do not average the gradients of each step."""
     optimizers = distributed(model)
     if not optimizers or not all(averages_gradients(sync_of(each)) for each in optimizers):
         return None

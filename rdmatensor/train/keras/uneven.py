@@ -29,7 +29,7 @@ _PRESENCE = "_rdmatensor_presence"
 
 
 def presence_of(model: Any) -> Presence | None:
-    """Return what says which processes have a batch; None if all have equally many."""
+    """Return the object that tells which processes have a batch; None if none may run short."""
     found: Presence | None = vars(model).get(_PRESENCE)
     return found
 

@@ -17,7 +17,7 @@ _WARM = "_rdmatensor_warm"
 
 
 class Warmup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Callback that raises the rate to the optimizer's, from that over the number of processes."""
+    """Callback that raises the rate from the optimizer's over the number of processes to the full one."""
 
     def __init__(self, run: Session, epochs: float) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe what one of several processes has that train together, as synchronizers see it."""
+"""Describe a process's place among those that train together, as synchronizers see it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Synchronizer:
         return False
 
     def close(self) -> None:
-        """Give up what was opened. It is called when the process leaves the group, perhaps again."""
+        """Close what was opened. It is called when the process leaves the group, and may be called again."""
 
 
 class Gradients(Synchronizer):
@@ -100,7 +100,7 @@ class Parameters(Synchronizer):
         return self.waits
 
     def begin(self, members: Membership, x: Array) -> int:
-        """Begin, before the first update. Return the step after which `exchange` is called first.
+        """Prepare for the first update. Return the step after which `exchange` is called first.
 
         All processes call it, and may use the group. `x`, the parameters, belongs to the caller: copy what
         you keep. In a process that comes back, `members.group` is None, and `x` is the model of another one

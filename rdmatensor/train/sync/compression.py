@@ -99,7 +99,7 @@ class Compression(Gradients):
 
 
 class TopK(Compression):
-    """Send the share of elements that are largest, as places and codes of `codes`; None sends float32.
+    """Send the largest elements, a share of all, as indices and codes; with `codes` None, as float32.
 
     `decay` multiplies the error each time (SparseLoCo, arXiv 2508.15706).
     """
@@ -150,7 +150,7 @@ class TopK(Compression):
 
 
 class Quantized(Compression):
-    """Send a byte for each element, on both ways: members reduce a strip each, and send it to all."""
+    """Send a byte for each element, in both directions: members reduce a strip each, and send it to all."""
 
     def __init__(self, codes: Codes = "fp8") -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Quantized(Compression):
 
 
 class PowerSGD(Compression):
-    """Send matrices as products of two thin ones of `rank` columns; other arrays as they are."""
+    """Send each matrix as the product of two thin ones with `rank` columns, and other arrays as they are."""
 
     def __init__(self, rank: int = 4) -> None:
         super().__init__()

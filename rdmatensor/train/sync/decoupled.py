@@ -24,7 +24,7 @@ _ARRIVED = ("from", "weights", "changes")
 
 
 class Decoupled(Owned):
-    """Every `period` steps a process sends what it has changed, and soon afterwards takes up what all have.
+    """Send what a process has changed every `period` steps, and soon afterwards take up what all have merged.
 
     Decoupled DiLoCo (arXiv 2604.21428). The model is cut into fragments, one for each process. The owner of a
     fragment waits for `quorum` processes, and then for `grace` seconds for more; it makes one outer step

@@ -18,7 +18,7 @@ from .compression import Compression
 
 
 class DiLoCo(Parameters):
-    """Every `period` steps, Nesterov (`learning_rate`, `momentum`) on the mean of what processes moved.
+    """Apply an outer Nesterov step (`learning_rate`, `momentum`) to the mean change every `period` steps.
 
     With `fragments`, the variables are cut into so many parts, which are exchanged at different steps of a
     period. `compression` is TopK, PowerSGD or Quantized. The inner optimizer's state stays in each process.

@@ -88,11 +88,11 @@ class Gossip(Parameters, ABC):
 
 
 class PullGossip(Gossip):
-    """Every `period` steps a process reads the model of a random other one, and takes the mean of both.
+    """Average with the model of a random other process every `period` steps.
 
-    Jin et al. 2016, "How to scale distributed deep learning?". A read disturbs nobody, and nobody waits. A
-    model that was used already is not used again: a slow process would hold back a fast one. A process
-    that dies is not read any more.
+    Jin et al. 2016, "How to scale distributed deep learning?". A process reads the other's model, which
+    disturbs nobody; nobody waits. A model that was used already is not used again: a slow process would hold
+    back a fast one. A process that dies is not read any more.
     """
 
     _marks: Array | None = None
@@ -124,12 +124,12 @@ class PullGossip(Gossip):
         self.members.store.publish(x, step)
 
     def state(self) -> Mapping[str, Array]:
-        """Return also the steps of the models that were used."""
+        """Return the base's state, and the steps of the models that were used."""
         assert self._marks is not None
         return {**super().state(), "marks": self._marks}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Take also the steps of the models that were used."""
+        """Take the base's state, and the steps of the models that were used."""
         super().restore(state)
         if "marks" in state:
             self._marks = np.array(state["marks"])
@@ -171,13 +171,13 @@ class PushGossip(Gossip):
         return step + self.period
 
     def state(self) -> Mapping[str, Array]:
-        """Return also the models that have arrived."""
+        """Return the base's state, and the models that have arrived."""
         self._receive()
         assert self._arrived is not None
         return {**super().state(), "arrived": self._arrived}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Take also the models that had arrived."""
+        """Take the base's state, and the models that had arrived."""
         super().restore(state)
         if "arrived" in state:
             self._arrived = np.array(state["arrived"])

@@ -54,11 +54,11 @@ class GossipPGA(PullGossip):
         return to if to in members.reachable else None
 
     def state(self) -> Mapping[str, Array]:
-        """Return also the number of turns."""
+        """Return the base's state, and the number of turns."""
         return {**super().state(), "turns": np.array(self._turns)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Take also the number of turns."""
+        """Take the base's state, and the number of turns."""
         super().restore(state)
         self._turns = int(state["turns"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State the formulas of all synchronizers, in numpy. What trains, what simulates and what tests use these.
+"""Define the formulas of all synchronizers, in numpy. What trains, what simulates and what tests use these.
 
 A model is an array of any shape: mostly, all parameters as one vector. Functions without `out` change no
 argument. None communicates: a caller brings what other workers have sent.

@@ -40,7 +40,7 @@ class TensorFlow(Backend):
         return function(int(ffi.cast("intptr_t", device._handle)))
 
     def unshare(self, shared: Any) -> None:
-        """Put no more tensors there."""
+        """Keep tensors out of the device's memory from now on."""
         function = library().rdt_tf_arena_unshare
         function.restype, function.argtypes = None, [ctypes.c_void_p]
         function(shared)

@@ -212,9 +212,11 @@ def _is_compiled(graph: Any) -> bool:
     return False
 
 
-def _check_op(op: str, name: str) -> None:
+def _check_op(op: str, dtype: Any, name: str) -> None:
     if op not in get_args(Op):
         raise UsageError(f"{name}: op is {op!r}: give one of {', '.join(get_args(Op))}")
+    if op == "mean" and not dtype.is_floating:
+        raise UsageError(f"{name}: the mean of {dtype.name}: use floats, or op='sum'")
 
 
 def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
@@ -226,9 +228,7 @@ def _one(handle: Any, kind: Kind, tensor: Any, detail: str, **more: Any) -> Any:
 def all_reduce(run: Any, tensor: Any, op: Op, name: str) -> Any:
     """Do what rdmatensor.train.ops.all_reduce does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
-    _check_op(op, name)
-    if op == "mean" and not tensor.dtype.is_floating:
-        raise UsageError(f"{name}: the mean of {tensor.dtype.name}: use floats, or op='sum'")
+    _check_op(op, tensor.dtype, name)
     if run.size == 1:
         return tf.identity(tensor)
     more = averaging(tensor.dtype, run.size) if op == "mean" else {"reduction": op}
@@ -248,9 +248,7 @@ def all_reduce(run: Any, tensor: Any, op: Op, name: str) -> Any:
 def reduce_scatter(run: Any, tensor: Any, op: Op, name: str) -> Any:
     """Do what rdmatensor.train.ops.reduce_scatter does, for the processes of `run`."""
     tensor = tf.convert_to_tensor(tensor)
-    _check_op(op, name)
-    if op == "mean" and not tensor.dtype.is_floating:
-        raise UsageError(f"{name}: the mean of {tensor.dtype.name}: use floats, or op='sum'")
+    _check_op(op, tensor.dtype, name)
     if run.size == 1:
         return tf.identity(tensor)
     rows = tensor.shape[0] if tensor.shape.rank else None

@@ -79,7 +79,7 @@ class Part(Protocol):
 
 
 def mark(variable: Any, part: Part) -> None:
-    """Say that the variable is a part."""
+    """Mark a variable as a part."""
     for each in both(variable):
         object.__setattr__(each, _PART, part)
 

@@ -54,11 +54,11 @@ class Presence:
 
 
 class Weighing:
-    """Within the block, losses of Keras are this process's share of the loss of all.
+    """Weigh, within the block, losses of Keras to this process's share of the loss of all.
 
     Every process has to compute the same losses in it, in the same order. `data` is the batch, and `x` the
-    part of it whose rows Keras counts, if they are known. `apart` says that Keras also shows the loss of
-    each output. With `presence`, processes without a batch count nothing. It serves one step.
+    part of it whose rows Keras counts, if they are known. `apart` says that Keras also shows the loss of each
+    output. With `presence`, processes without a batch count nothing. It serves one step.
     """
 
     def __init__(
