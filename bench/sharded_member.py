@@ -22,6 +22,7 @@ import rdmatensor.train as rt
 from bench_sharded import LESS, shapes
 from graph_analyzer.parallel.layers import NETWORKS
 from member import serve, timed
+from rdmatensor.train.backend.tensorflow.optimizer import hooks_of
 
 
 def sleeps(compute: float) -> list[float]:
@@ -65,8 +66,14 @@ class Program:
         # As a model, to a synchronizer.
         self.train_step: Callable[[], Any] = step
         self.make_train_function()
-        if sync is not None:
-            sync.resume(self)
+        self._hooks = hooks_of(sync) if sync is not None else None
+        if self._hooks is not None:
+            self._hooks.resume(self, self.optimizer)
+
+    def leave(self) -> None:
+        """Wait for all weights."""
+        if self._hooks is not None:
+            self._hooks.leave(self, self.optimizer)
 
     def make_train_function(self, force: bool = False) -> None:
         self._step = tf.function(self.train_step)
@@ -104,8 +111,7 @@ def main() -> None:
         sync, before = SYNCS[way](), _resident()
         program = Program(sync, sleeps(compute), less)
         seconds = program.steps(steps, size)
-        if sync is not None:
-            sync.leave(program)
+        program.leave()
         return {
             "seconds": seconds,
             "state": program.state_bytes(),

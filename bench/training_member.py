@@ -39,6 +39,7 @@ def keras_step(layers: int, width: int, batch: int, shared: bool) -> Make:
     def make(rank: int, size: int, port: int) -> Step:
         import keras
 
+        keras.utils.set_random_seed(1)  # all begin with the same weights
         optimizer: Any = keras.optimizers.SGD(RATE)
         if shared:
             optimizer = joined(rank, size, port)[0].distribute(optimizer)
