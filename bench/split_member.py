@@ -148,6 +148,7 @@ def program(way: str, pixels: int, classes: int, batch: int, speed: float) -> Ca
 
     What travels is a LESS-th: of the weights of convolutions, and of activations.
     """
+    keras.utils.set_random_seed(1)  # all begin with the same weights
     sleeping = _sleeping_product(speed, tf.matmul)
     keras.ops.matmul = keras.src.ops.matmul = sleeping
     layers = keras.layers

@@ -25,6 +25,24 @@ TABLE = {"rows": 64, "width": 8, "ids": 16, "ways": ["owners"], "rule": "sgd"}
                 for way in ("sharded", "ahead", "all-reduce")
             ],
         ),
+        (
+            "split_member",
+            [],
+            [
+                (
+                    "steps",
+                    {
+                        "count": 1,
+                        "way": way,
+                        "pixels": 32,
+                        "classes": 10,
+                        "batch": 8,
+                        "speed": 1e15,
+                    },
+                )
+                for way in ("split", "all-reduce")
+            ],
+        ),
         ("tables_member", [], [("train", TABLE), ("block", {"way": "owners", "steps": 2})]),
     ],
 )
