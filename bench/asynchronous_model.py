@@ -58,10 +58,10 @@ class Way(Protocol):
         """Begin a step on these rows of the network's data."""
 
     def accuracy(self) -> float:
-        """That of this process's own model, on what is not trained on."""
+        """Return the accuracy of this process's own model on examples that no process trains on."""
 
     def update(self, done: bool) -> bool:
-        """End the step. Whether training ends, because all processes are done."""
+        """End the step. Return True if training ends, because all processes are done."""
 
     def close(self) -> None:
         """End together."""

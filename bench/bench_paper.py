@@ -80,7 +80,7 @@ class Workload:
 
 
 def faults_of(workload: Workload, case: Case, result: Result) -> Iterator[str]:
-    """What the counters say against a result. Each way is checked differently."""
+    """Yield each contradiction between a result and the counters. Each way has rules of its own."""
     steps = result.steps
     if (shortest := min(result.all)) < workload.compute_s:
         yield f"a step took {duration(shortest)}, less than it computes"

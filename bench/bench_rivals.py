@@ -60,7 +60,7 @@ def tcp_turn(library: str, nbytes: int, network: Network) -> list[float]:
 
 
 def there(bench: Bench, libraries: Iterable[str]) -> list[str]:
-    """Those that are installed."""
+    """Return our name, and those of the rivals that are installed."""
     bench.rival_python = sys.executable
     return [OURS, *(each for each in libraries if bench.has(each, *MODULES[each]))]
 

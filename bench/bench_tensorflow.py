@@ -63,7 +63,7 @@ class Bare:
         return Use([])
 
     def ask(self, command: str, patience: float = 0.0, steps: int = 0, **case: Any) -> Any:
-        """As a task of a cluster answers."""
+        """Return the answer in the form of those that tasks of a cluster give."""
         host = self.network.host
         if command == "transfer":
             self._nbytes = case["count"] * case["nbytes"]

@@ -9,6 +9,7 @@ byte).
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,9 +56,9 @@ class Patterned(Workload):
         with tf.device(CONSUMER):
             self._step = tf.concat(taken, axis=0) if len(taken) > 1 else taken[0]
 
+    @abstractmethod
     def move(self) -> list[tf.Tensor]:
-        """Add what travels to the graph. What has been taken of it."""
-        raise NotImplementedError
+        """Add the tensors that travel to the graph, and return what the consumer takes of them."""
 
     def variables(self, device: str, role: int = 0, rows_known: bool = True) -> list[tf.Tensor]:
         """Reads of variables on `device`, one of each shape. Control dependencies apply to the reads only."""
