@@ -69,9 +69,10 @@ typedef enum rdt_group_abort_kind {
 typedef struct rdt_group_shape {
   uint8_t kind, dtype, reduction, algorithm;
   uint16_t root;
-  uint16_t trees; /* of TREES: hash of the group's trees; otherwise 0 */
-  uint64_t count;
+  uint16_t trees;  /* of TREES: hash of the group's trees; otherwise 0 */
+  uint64_t count;  /* with unequal parts: of all; 0 where members know their own only */
   uint64_t detail; /* hash of the caller's detail; 0 for none */
+  uint64_t more;   /* hash of unequal parts, or of the factor; 0 for none */
 } rdt_group_shape;
 
 /* The header of a message, in the sender's byte order: members with another one are not
@@ -154,6 +155,15 @@ typedef struct rdt_group_lane_state {
   uint32_t begin, end, left; /* the round's steps, and how many are not done */
 } rdt_group_lane_state;
 
+/* Sends that no receive matches yet, or receives that no message matches yet; under group->lock. */
+typedef struct rdt_group_pair_queue {
+  struct rdt_group_operation *head, **tail;
+} rdt_group_pair_queue;
+
+/* The partner of an operation: a rank, or one of these. */
+#define RDT_GROUP_EVERYBODY (UINT32_MAX - 1)
+#define RDT_GROUP_NOBODY (UINT32_MAX - 2) /* of a receive that no message matches yet */
+
 /* A caller's detail, in memory that the next operation uses again. */
 typedef struct rdt_group_detail {
   char *text;
@@ -190,7 +200,13 @@ typedef struct rdt_group_operation {
   char abort_text[RDT_GROUP_REASON + 128];
   rdt_collective_report *report; /* NULL, or the caller's */
   int64_t began;                 /* ns, with a report */
-  uint8_t *seen;                 /* for each member: a message came from it; only with a report */
+  /* Of sends and receives. `peer` is the other member, RDT_ANY_MEMBER until it is known; of other operations it is
+   * RDT_GROUP_EVERYBODY. */
+  uint32_t peer;
+  rdt_group_pair_queue *queue; /* NULL, or where it waits to be matched */
+  struct rdt_group_operation *next_pair;
+  uint64_t handle; /* tag[1] of the caller; 0 for none */
+  uint8_t *seen;   /* for each member: a message came from it; only with a report */
   uint8_t *
       answered; /* for each member: it failed, and no longer accesses our memory; the driver's once started */
 
@@ -210,6 +226,11 @@ typedef struct rdt_group_operation {
   rdt_group_shape other;
   rdt_group_detail other_detail; /* empty until it is known */
   rdt_group_program *program;
+  rdt_group_single single; /* the program of a send or receive */
+  uint32_t partner;        /* who takes part */
+  uint64_t *offsets;       /* of unequal parts */
+  size_t offset_capacity;
+  double factor; /* by which MEAN and SCALED_SUM multiply the sum */
   const char *input;
   char *output;
   char *scratch;
@@ -222,6 +243,7 @@ typedef struct rdt_group_operation {
   unsigned handled_events, posted; /* pushes under way */
   bool fresh;                      /* was never advanced */
   bool reads_loans, needs_runner, over;
+  bool by_pair;      /* each message's shape has its own count: parts that only two members know */
   bool regrets;      /* it failed because of an earlier one */
   rdt_status status; /* RDT_IN_PROGRESS, RDT_OK, or why it failed */
   char text[1280];
@@ -273,7 +295,7 @@ struct rdt_group {
   rdt_algorithm forced; /* AUTO: none */
   rdt_trees *trees;     /* NULL: none; under lock */
   bool reads;           /* members on one host can also read memory that is in no region */
-  _Atomic uint64_t calls;
+  _Atomic uint64_t calls, pairs;
 
   pthread_mutex_t lock;
   pthread_cond_t changed; /* an operation ended, a link changed */
@@ -284,6 +306,7 @@ struct rdt_group {
   uint64_t regretted[2]; /* the tag of the last one about which they did */
   char regret[RDT_GROUP_REASON + 64];
   rdt_group_operation *table[RDT_GROUP_BUCKETS];
+  rdt_group_pair_queue posted, unmatched;
   rdt_group_operation *free_operations;
   rdt_group_part *free_parts[2]; /* short ones, and ones for a whole eager message */
   unsigned free_counts[2];

@@ -67,6 +67,8 @@ static rdt_group_message message_of(const rdt_group *group, const rdt_group_oper
   uint8_t which = fuzz_u8(input);
   if (!operation) return head;
   head.shape = operation->shape;
+  /* The first message that fits tells a receive its tag. */
+  if (operation->partner != RDT_GROUP_NOBODY) memcpy(head.tag, operation->tag, sizeof head.tag);
   if (operation->program->count == 0) return head;
   uint32_t index = which % operation->program->count;
   const rdt_group_program_step *step = &operation->program->steps[index];
@@ -137,17 +139,21 @@ typedef struct setting {
 } setting;
 
 static uint64_t input_elements(const setting *s) {
-  bool none = s->call.kind == RDT_BARRIER ||
-              (s->call.kind == RDT_BROADCAST && s->call.root != s->group->rank);
+  const bool from_root = s->call.kind == RDT_BROADCAST || s->call.kind == RDT_SCATTER;
+  bool none = s->call.kind == RDT_BARRIER || s->call.kind == RDT_RECEIVE ||
+              (from_root && s->call.root != s->group->rank);
   return none ? 0 : s->call.count;
 }
 
 static uint64_t output_elements(const setting *s) {
   switch (s->call.kind) {
     case RDT_BARRIER:
+    case RDT_SEND:
       return 0;
     case RDT_ALL_GATHER:
+    case RDT_GATHER:
       return s->call.count * s->group->size;
+    case RDT_SCATTER:
     case RDT_REDUCE_SCATTER:
       return s->call.count / s->group->size;
     default:
@@ -169,11 +175,13 @@ static void choose_buffers(setting *s, bool in_place) {
 static void choose(setting *s, fuzz_input *input) {
   s->group = groups[fuzz_u8(input) % 3];
   s->call = (rdt_collective){.struct_size = sizeof(s->call), .timeout_ms = 600000};
-  s->call.kind = 1 + fuzz_u8(input) % RDT_BARRIER;
+  s->call.kind = 1 + fuzz_u8(input) % RDT_RECEIVE;
   s->call.algorithm = 1 + fuzz_u8(input) % (RDT_ALGORITHM_COUNT - 1);
   s->call.dtype = 1 + fuzz_u8(input) % RDT_UINT64;
   s->call.op = 1 + fuzz_u8(input) % RDT_MAX;
   s->call.root = fuzz_u8(input) % s->group->size;
+  if (s->call.kind >= RDT_SEND && s->call.root == s->group->rank)
+    s->call.root = (s->call.root + 1) % s->group->size;
   s->call.count = fuzz_u16(input) % (MOST_COUNT / s->group->size) * s->group->size;
   uint8_t how = fuzz_u8(input);
   if (how & 8) s->call.detail = "[2,3]";
@@ -199,16 +207,14 @@ static void drop_early(rdt_group *group) {
     while (group->table[i]) {
       rdt_group_operation *operation = group->table[i];
       FUZZ_EXPECT(!operation->started);
-      *operation->inbox_tail = parts;
-      parts = operation->inbox;
-      operation->inbox = NULL;
-      operation->inbox_tail = &operation->inbox;
-      group->table[i] = operation->next;
-      operation->next = group->free_operations;
-      group->free_operations = operation;
-      group->early--;
+      rdt_group_part **tail = operation->inbox ? operation->inbox_tail : NULL;
+      rdt_group_part *dropped = rdt_group_operation_forget(operation);
+      if (!dropped) continue;
+      *tail = parts;
+      parts = dropped;
     }
   FUZZ_EXPECT(group->early == 0 && group->started == 0);
+  FUZZ_EXPECT(!group->posted.head && !group->unmatched.head);
   group->aborted = RDT_OK;
   for (uint32_t i = 0; i < group->size; i++) group->links[i].early = 0;
   pthread_mutex_unlock(&group->lock);
@@ -216,12 +222,15 @@ static void drop_early(rdt_group *group) {
 }
 
 /* Every member says that it touches nothing any more: then a failed operation ends. */
-static void end(rdt_group *group, rdt_group_operation *operation, uint64_t tag) {
+static void end(rdt_group *group, rdt_group_operation *operation) {
   bool ended = false;
   rdt_group_operation_fail(operation, RDT_ERR_CANCELLED, "the input is used up");
   for (uint32_t i = 0; i < group->size; i++) {
-    rdt_group_message head = {
-        .group = group->id, .tag = {tag, 7}, .from = i, .status = -3, .number = 1};
+    rdt_group_message head = {.group = group->id,
+                              .tag = {operation->tag[0], operation->tag[1]},
+                              .from = i,
+                              .status = -3,
+                              .number = 1};
     if (i != group->rank) take(here.channels[i], RDT_GROUP_ABORT, &head, sizeof(head));
   }
   for (int i = 0; i < 10 && !ended; i++) {
@@ -259,7 +268,7 @@ static void run(setting *s, fuzz_input *input) {
   bool ended = rdt_group_operation_advance(operation);
   for (int i = 0; i < STEPS && input->left > 0 && !ended; i++)
     ended = step(s->group, operation, tag, input);
-  if (!ended) end(s->group, operation, tag);
+  if (!ended) end(s->group, operation);
   rdt_group_operation_retire(operation);
   rdt_group_operation_over(s->group);
 }
@@ -294,16 +303,16 @@ size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   static const uint8_t kinds[] = {RDT_GROUP_EAGER, RDT_GROUP_LEND,   RDT_GROUP_ACK,  RDT_GROUP_ASK,
                                   RDT_GROUP_OFFER, RDT_GROUP_PUSHED, RDT_GROUP_ABORT};
   fuzz_output out = {seed, 0, capacity};
-  if (number >= 2 * 6 * 7) return 0;
-  uint8_t kind = kinds[number / 6 % 7];
+  if (number >= 2 * RDT_RECEIVE * 7) return 0;
+  uint8_t kind = kinds[number / RDT_RECEIVE % 7];
   bool far = kind == RDT_GROUP_ASK || kind == RDT_GROUP_OFFER || kind == RDT_GROUP_PUSHED;
-  const uint8_t header[] = {number % 3, number % 6, number % 5, 0, 0, 0};
+  const uint8_t header[] = {number % 3, number % RDT_RECEIVE, number % 5, 0, 0, 0};
   fuzz_put(&out, header, sizeof(header));
   fuzz_put_number(&out, 64, 2);
   fuzz_put_number(&out, far ? 4 : 2, 1);
   fuzz_put_number(&out, kind == RDT_GROUP_EAGER ? 8192 : 16, 2);
   fuzz_put_number(&out, number % 2, 2);
   fuzz_put_number(&out, 0, 1);
-  for (uint8_t step = 0; step < 12; step++) put_message(&out, kind, step, number >= 6 * 7);
+  for (uint8_t step = 0; step < 12; step++) put_message(&out, kind, step, number >= RDT_RECEIVE * 7);
   return out.size;
 }

@@ -28,7 +28,7 @@ typedef struct lane_round {
 typedef struct member {
   rdt_schedule *schedule;
   element *memory;
-  uint64_t input_at, scratch_at, size;
+  uint64_t input_at, output_at, scratch_at, size;
   bool *done;    /* by step */
   size_t *sends; /* by step that receives: the peer's step that sends */
   lane_round rounds[LANES_MOST];
@@ -57,7 +57,7 @@ static inline bool reads(const rdt_group_step *step) { return step->kind != RDT_
 static inline uint64_t address(const member *m, rdt_group_place place) {
   const uint64_t base = place.buffer == RDT_BUFFER_INPUT     ? m->input_at
                         : place.buffer == RDT_BUFFER_SCRATCH ? m->scratch_at
-                                                             : 0;
+                                                             : m->output_at;
   return base + place.at;
 }
 
@@ -77,11 +77,15 @@ static inline void set_up_member(trial *t, uint32_t rank) {
   request.rank = rank;
   EXPECT_STATUS(RDT_OK, rdt_schedule_make(&request, &m->schedule));
   EXPECT(m->schedule->lanes <= LANES_MOST);
-  const bool gather = request.kind == RDT_ALL_GATHER;
+  const bool gather =
+      request.kind == RDT_ALL_GATHER || (request.kind == RDT_GATHER && rank == request.root);
   const uint64_t shared = t->input_count > t->output_count ? t->input_count : t->output_count;
   m->scratch_at = request.input_is_output ? shared : t->output_count;
   const uint64_t end = m->scratch_at + m->schedule->scratch;
   m->input_at = !request.input_is_output ? end : gather ? rank * request.count : 0;
+  m->output_at = 0;
+  if (request.input_is_output && request.kind == RDT_SCATTER && rank == request.root)
+    m->output_at = rank * (request.count / request.size);
   m->size = request.input_is_output ? end : end + t->input_count;
   m->memory = malloc(m->size * sizeof *m->memory + 1);
   m->done = calloc(m->schedule->count + 1, sizeof *m->done);
@@ -94,9 +98,9 @@ static inline void set_up_member(trial *t, uint32_t rank) {
 static inline void set_up(trial *t) {
   const rdt_schedule_request *q = &t->request;
   t->input_count = q->count;
-  t->output_count = q->kind == RDT_ALL_GATHER       ? q->count * q->size
-                    : q->kind == RDT_REDUCE_SCATTER ? q->count / q->size
-                                                    : q->count;
+  const bool gathers = q->kind == RDT_ALL_GATHER || q->kind == RDT_GATHER,
+             divides = q->kind == RDT_REDUCE_SCATTER || q->kind == RDT_SCATTER;
+  t->output_count = gathers ? q->count * q->size : divides ? q->count / q->size : q->count;
   for (uint32_t rank = 0; rank < q->size; rank++) set_up_member(t, rank);
 }
 

@@ -51,22 +51,29 @@ typedef struct {
   memory_kind memory;
 } trial;
 
-static inline uint64_t output_count(const trial *t, uint32_t size) {
-  if (t->kind == RDT_ALL_GATHER) return t->count * size;
-  return t->kind == RDT_REDUCE_SCATTER ? t->count / size : t->count;
+/* The root is the last member. */
+static inline uint64_t output_count(const trial *t, uint32_t rank, uint32_t size) {
+  if ((t->kind == RDT_GATHER || t->kind == RDT_REDUCE) && rank != size - 1) return 0;
+  if (t->kind == RDT_ALL_GATHER || t->kind == RDT_GATHER) return t->count * size;
+  const bool part = t->kind == RDT_REDUCE_SCATTER || t->kind == RDT_SCATTER;
+  return part ? t->count / size : t->count;
 }
 
 static inline int32_t expected(const trial *t, uint32_t rank, uint32_t size, uint64_t index) {
   uint64_t part = t->count / size;
   switch (t->kind) {
     case RDT_ALL_REDUCE:
+    case RDT_REDUCE:
       return sum_at(size, index);
     case RDT_REDUCE_SCATTER:
       return sum_at(size, rank * part + index);
     case RDT_ALL_GATHER:
+    case RDT_GATHER:
       return input_at((uint32_t)(index / t->count), index % t->count);
     case RDT_BROADCAST:
       return input_at(size - 1, index);
+    case RDT_SCATTER:
+      return input_at(size - 1, rank * part + index);
     default: /* RDT_ALL_TO_ALL */
       return input_at((uint32_t)(index / part), rank * part + index % part);
   }
@@ -75,12 +82,14 @@ static inline int32_t expected(const trial *t, uint32_t rank, uint32_t size, uin
 static inline void check_trial(member *members, uint32_t size, const trial *t) {
   task tasks[MEMBERS];
   buffer inputs[MEMBERS], outputs[MEMBERS];
-  uint64_t results = output_count(t, size);
   for (uint32_t i = 0; i < size; i++) {
+    const uint64_t results = output_count(t, i, size);
     outputs[i] = buffer_new(members[i].device, results > t->count ? results : t->count, t->memory);
     inputs[i] = t->in_place ? outputs[i] : buffer_new(members[i].device, t->count, t->memory);
-    int32_t *input = inputs[i].numbers;
-    if (t->in_place && t->kind == RDT_ALL_GATHER) input += i * t->count;
+    int32_t *input = inputs[i].numbers, *output = outputs[i].numbers;
+    const bool gathers = t->kind == RDT_ALL_GATHER || (t->kind == RDT_GATHER && i == size - 1);
+    if (t->in_place && gathers) input += i * t->count;
+    if (t->in_place && t->kind == RDT_SCATTER && i == size - 1) output += t->count / size * i;
     for (uint64_t j = 0; j < t->count; j++) input[j] = input_at(i, j);
     tasks[i].member = &members[i];
     tasks[i].call = (rdt_collective){.struct_size = sizeof(rdt_collective),
@@ -90,7 +99,7 @@ static inline void check_trial(member *members, uint32_t size, const trial *t) {
                                      .algorithm = t->algorithm,
                                      .root = size - 1,
                                      .input = input,
-                                     .output = outputs[i].numbers,
+                                     .output = output,
                                      .count = t->count,
                                      .timeout_ms = 60000};
   }
@@ -98,12 +107,13 @@ static inline void check_trial(member *members, uint32_t size, const trial *t) {
   for (uint32_t i = 0; i < size; i++) {
     if (tasks[i].status != RDT_OK) fprintf(stderr, "rank %u: %s\n", i, tasks[i].error);
     EXPECT_STATUS(RDT_OK, tasks[i].status);
-    for (uint64_t j = 0; j < results; j++)
-      if (outputs[i].numbers[j] != expected(t, i, size, j)) {
+    const int32_t *output = tasks[i].call.output;
+    for (uint64_t j = 0; j < output_count(t, i, size); j++)
+      if (output[j] != expected(t, i, size, j)) {
         fprintf(stderr, "kind %d, algorithm %d, %llu elements, in place %d: element %llu at %u\n",
                 t->kind, t->algorithm, (unsigned long long)t->count, t->in_place,
                 (unsigned long long)j, i);
-        EXPECT(outputs[i].numbers[j] == expected(t, i, size, j));
+        EXPECT(output[j] == expected(t, i, size, j));
       }
     if (!t->in_place) buffer_free(&inputs[i]);
     buffer_free(&outputs[i]);
@@ -119,7 +129,7 @@ static inline void check_kinds(member *members, uint32_t size, memory_kind memor
       for (int algorithm = (int)first; algorithm <= (int)last; algorithm++)
         for (int in_place = 0; in_place < 2; in_place++) {
           if (counts[c] >= 20000 && (in_place ^ algorithm ^ kind) & 1) continue;
-          bool parts = kind == RDT_REDUCE_SCATTER || kind == RDT_ALL_TO_ALL;
+          bool parts = kind == RDT_REDUCE_SCATTER || kind == RDT_ALL_TO_ALL || kind == RDT_SCATTER;
           trial t = {(rdt_collective_kind)kind, (rdt_algorithm)algorithm,
                      parts ? counts[c] / size * size : counts[c], in_place, memory};
           check_trial(members, size, &t);

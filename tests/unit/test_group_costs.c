@@ -123,7 +123,8 @@ static void test_two_members(void) {
   EXPECT(choose(&s, RDT_ALL_REDUCE, 1024) == RDT_ALGORITHM_FLAT);
   EXPECT(choose(&s, RDT_ALL_REDUCE, 64 << 20) == RDT_ALGORITHM_DIRECT);
   for (rdt_collective_kind kind = RDT_REDUCE_SCATTER; kind <= RDT_BARRIER; kind++)
-    EXPECT(choose(&s, kind, 64 << 20) == RDT_ALGORITHM_FLAT);
+    EXPECT(choose(&s, kind, 64 << 20) ==
+           (kind == RDT_REDUCE ? RDT_ALGORITHM_DIRECT : RDT_ALGORITHM_FLAT));
   /* With two members these do what FLAT or DIRECT do. */
   EXPECT(predict(&s, RDT_ALL_REDUCE, RDT_ALGORITHM_RING, 1024) > IMPOSSIBLE);
   EXPECT(predict(&s, RDT_ALL_REDUCE, RDT_ALGORITHM_HIERARCHICAL, 1024) > IMPOSSIBLE);

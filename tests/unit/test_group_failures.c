@@ -17,12 +17,13 @@ static void test_wrong_calls(void) {
   member m;
   int32_t numbers[8] = {0};
   open_group(&m, 1, "calls");
+  const uint64_t five = 5;
   rdt_collective good = sum_call(1, numbers, 4), bad;
 #define REFUSES(change) \
   bad = good;           \
   change;               \
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_run(m.group, &bad))
-  REFUSES(bad.kind = 7);
+  REFUSES(bad.kind = RDT_RECEIVE + 1);
   REFUSES(bad.dtype = 13);
   REFUSES(bad.op = 0);
   REFUSES(bad.algorithm = RDT_ALGORITHM_COUNT);
@@ -30,6 +31,14 @@ static void test_wrong_calls(void) {
   REFUSES(bad.output = numbers + 1);
   REFUSES(bad.count = UINT64_MAX);
   REFUSES((bad.kind = RDT_BROADCAST, bad.root = 1));
+  REFUSES((bad.kind = RDT_REDUCE, bad.root = 1));
+  REFUSES((bad.kind = RDT_SEND, bad.root = 0));
+  REFUSES(bad.counts = &five);
+  REFUSES((bad.kind = RDT_ALL_GATHER, bad.counts = &five));
+  REFUSES((bad.kind = RDT_ALL_TO_ALL, bad.counts = &five));
+  REFUSES((bad.kind = RDT_ALL_TO_ALL, bad.counts = bad.receive_counts = &five)); /* in place */
+  REFUSES(bad.op = RDT_SCALED_SUM);
+  REFUSES((bad.op = RDT_XOR, bad.dtype = RDT_FLOAT32));
   REFUSES(bad.struct_size = 8);
 #undef REFUSES
   EXPECT_STATUS(RDT_OK, rdt_group_run(m.group, &good));

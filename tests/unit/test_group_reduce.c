@@ -261,12 +261,33 @@ static void test_scaled(void) {
   }
 }
 
+static void test_bitwise(void) {
+  enum { COUNT = 1003 };
+  static uint64_t left[COUNT], right[COUNT], to[COUNT];
+  for (size_t i = 0; i < COUNT; i++) {
+    left[i] = next_random();
+    right[i] = next_random();
+  }
+  for (rdt_dtype dtype = RDT_INT8; dtype <= RDT_UINT64; dtype++) {
+    EXPECT_STATUS(RDT_OK, rdt_group_reduce_check(dtype, RDT_AND));
+    for (rdt_reduction op = RDT_AND; op <= RDT_XOR; op++) {
+      rdt_group_reduce(dtype, op, to, left, right, sizeof to / rdt_dtype_size(dtype));
+      for (size_t i = 0; i < COUNT; i++)
+        EXPECT(to[i] == (op == RDT_AND  ? left[i] & right[i]
+                         : op == RDT_OR ? left[i] | right[i]
+                                        : left[i] ^ right[i]));
+    }
+  }
+}
+
 static void test_unknown(void) {
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check((rdt_dtype)0, RDT_SUM));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check((rdt_dtype)13, RDT_SUM));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)0));
-  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)6));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, (rdt_reduction)10));
   EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, RDT_MEAN));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_INT8, RDT_SCALED_SUM));
+  EXPECT_STATUS(RDT_ERR_INVALID, rdt_group_reduce_check(RDT_BFLOAT16, RDT_AND));
   EXPECT_STATUS(RDT_OK, rdt_group_reduce_check(RDT_BFLOAT16, RDT_MEAN));
   EXPECT(rdt_dtype_size((rdt_dtype)-1) == 0 && rdt_dtype_size((rdt_dtype)13) == 0);
   EXPECT(strcmp(rdt_algorithm_name(RDT_ALGORITHM_HIERARCHICAL), "hierarchical") == 0);
@@ -279,6 +300,7 @@ int main(void) {
   test_every_half(RDT_BFLOAT16);
   test_large();
   test_scaled();
+  test_bitwise();
   test_unknown();
   return 0;
 }

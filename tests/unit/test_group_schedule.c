@@ -251,13 +251,17 @@ static uint64_t wanted(const trial *t, uint32_t rank, uint64_t i) {
   const uint64_t part = q->count / q->size;
   switch (q->kind) {
     case RDT_ALL_REDUCE:
+    case RDT_REDUCE:
       return sum_of(t, i);
     case RDT_REDUCE_SCATTER:
       return sum_of(t, rank * part + i);
     case RDT_ALL_GATHER:
+    case RDT_GATHER:
       return input_of((uint32_t)(i / q->count), i % q->count).exact;
     case RDT_BROADCAST:
       return input_of(q->root, i).exact;
+    case RDT_SCATTER:
+      return input_of(q->root, rank * part + i).exact;
     default:
       return input_of((uint32_t)(i / part), rank * part + i % part).exact;
   }
@@ -265,10 +269,12 @@ static uint64_t wanted(const trial *t, uint32_t rank, uint64_t i) {
 
 static void check_results(const trial *t) {
   const rdt_schedule_request *q = &t->request;
-  const bool reduces = q->kind == RDT_ALL_REDUCE || q->kind == RDT_REDUCE_SCATTER;
+  const bool reduces =
+      q->kind == RDT_ALL_REDUCE || q->kind == RDT_REDUCE_SCATTER || q->kind == RDT_REDUCE;
+  const bool rooted = q->kind == RDT_GATHER || q->kind == RDT_REDUCE;
   for (uint32_t rank = 0; rank < q->size; rank++) {
-    const element *memory = t->members[rank].memory;
-    for (uint64_t i = 0; i < t->output_count; i++) {
+    const element *memory = t->members[rank].memory + t->members[rank].output_at;
+    for (uint64_t i = 0; i < t->output_count && !(rooted && rank != q->root); i++) {
       EXPECT(memory[i].exact == wanted(t, rank, i));
       EXPECT(memory[i].completed == (reduces && q->size > 1));
       if (q->kind == RDT_ALL_REDUCE)
@@ -352,7 +358,7 @@ static void try_everywhere(rdt_schedule_request *q, uint64_t seed) {
   q->root = (uint32_t)(next_random(&random) % q->size);
   q->input_is_output = next_random(&random) % 2;
   rdt_trees *trees = NULL;
-  if (q->algorithm == RDT_ALGORITHM_TREES && q->kind != RDT_ALL_TO_ALL)
+  if (q->algorithm == RDT_ALGORITHM_TREES && q->kind < RDT_ALL_TO_ALL)
     q->trees = trees = random_trees(q, hosts, &random);
   try_request(q, random);
   rdt_trees_free(trees);
@@ -360,8 +366,8 @@ static void try_everywhere(rdt_schedule_request *q, uint64_t seed) {
 }
 
 static void try_all(uint32_t size, uint64_t count, uint64_t chunk, uint64_t seed) {
-  for (rdt_collective_kind kind = RDT_ALL_REDUCE; kind <= RDT_ALL_TO_ALL; kind++) {
-    const bool parts = kind == RDT_REDUCE_SCATTER || kind == RDT_ALL_TO_ALL;
+  for (rdt_collective_kind kind = RDT_ALL_REDUCE; kind < RDT_BARRIER; kind++) {
+    const bool parts = kind == RDT_REDUCE_SCATTER || kind == RDT_ALL_TO_ALL || kind == RDT_SCATTER;
     for (rdt_algorithm a = RDT_ALGORITHM_FLAT; a < RDT_ALGORITHM_COUNT; a++) {
       rdt_schedule_request q = {.kind = kind, .algorithm = a, .size = size, .chunk = chunk};
       q.count = parts ? count * size : count;

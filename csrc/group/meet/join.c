@@ -19,7 +19,7 @@
   500 /* interval of sending JOIN again, because rank 0 forgets JOINs of groups it does not know yet */
 #define FAR_CHUNK (512u * 1024) /* room for transfers to continue while others are reduced */
 /* Its last digit is the version of operations' messages. */
-#define BYTE_ORDER_MARK 0x01020305u
+#define BYTE_ORDER_MARK 0x01020306u
 
 typedef struct {
   uint32_t rank, size, forced, order;

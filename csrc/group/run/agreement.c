@@ -18,19 +18,22 @@
 #define LINE 160 /* bytes that a report quotes of a line */
 #define VIEW 400 /* of an operation: its arguments, and a line */
 
-static const char *const kind_names[] = {"",          "all_reduce", "reduce_scatter", "all_gather",
-                                         "broadcast", "all_to_all", "barrier"};
+static const char *const kind_names[] = {
+    "",       "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all",
+    "gather", "scatter",    "reduce",         "barrier",    "send"};
 static const char *const dtype_names[] = {"",       "float32", "float64", "float16", "bfloat16",
                                           "int8",   "int16",   "int32",   "int64",   "uint8",
                                           "uint16", "uint32",  "uint64"};
-static const char *const reduction_names[] = {"", "sum", "product", "min", "max", "mean"};
+static const char *const reduction_names[] = {"",     "sum", "product", "min", "max",
+                                              "mean", "and", "or",      "xor", "scaled sum"};
 
 #define NAME_OF(names, number) \
   ((number) < sizeof(names) / sizeof((names)[0]) ? (names)[number] : "unknown")
 
 /* Takes eight bytes at a time, because a list of all variables of a model is long and every step
  * hashes it. Gives every member the same hash. */
-static uint64_t hash_of(const char *text, size_t length) {
+uint64_t rdt_group_agreement_hash(const void *bytes, size_t length) {
+  const char *text = bytes;
   uint64_t hash = 0xcbf29ce484222325ull ^ length;
   while (length > 0) {
     size_t taken = length < sizeof(uint64_t) ? length : sizeof(uint64_t);
@@ -62,7 +65,7 @@ static rdt_status keep(rdt_group_detail *detail, const char *text, size_t length
 rdt_status rdt_group_agreement_begin(rdt_group_operation *operation, const char *detail) {
   size_t length = detail ? strlen(detail) : 0;
   operation->differs = false;
-  operation->shape.detail = detail ? hash_of(detail, length) : 0;
+  operation->shape.detail = detail ? rdt_group_agreement_hash(detail, length) : 0;
   return keep(&operation->detail, detail, length);
 }
 
@@ -126,7 +129,12 @@ static void describe(char out[VIEW], const rdt_group_shape *shape, const rdt_gro
   if (shape->kind != RDT_BARRIER)
     ADD(" of %s [%llu]", NAME_OF(dtype_names, shape->dtype), (unsigned long long)shape->count);
   if (shape->reduction) ADD(" (%s)", NAME_OF(reduction_names, shape->reduction));
-  if (shape->kind == RDT_BROADCAST) ADD(" from member %u", shape->root);
+  if (shape->kind == RDT_BROADCAST || shape->kind == RDT_SCATTER)
+    ADD(" from member %u", shape->root);
+  if (shape->kind == RDT_GATHER || shape->kind == RDT_REDUCE) ADD(" to member %u", shape->root);
+  if (shape->more != other->more)
+    ADD(shape->reduction == RDT_SCALED_SUM ? ", factor %#llx" : ", parts %#llx",
+        (unsigned long long)shape->more);
   if (shape->kind == other->kind && shape->algorithm != other->algorithm)
     ADD(", algorithm %s", rdt_algorithm_name(shape->algorithm));
   if (shape->trees != other->trees) ADD(", trees %#x", shape->trees);

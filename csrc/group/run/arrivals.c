@@ -64,8 +64,15 @@ static void take_abort(rdt_group *group, rdt_group_part *part) {
   const rdt_group_message head = part->head; /* a part in an inbox belongs to the driver */
   bool asks = head.number == RDT_ABORT_OPERATION, runs = false, kept = false;
   pthread_mutex_lock(&group->lock);
-  rdt_group_operation *operation =
-      rdt_group_operation_find(group, head.tag, asks && !rdt_group_tag_finished(group, head.tag));
+  const bool enter =
+      asks && head.shape.kind != RDT_SEND && !rdt_group_tag_finished(group, head.tag);
+  rdt_group_operation *operation = rdt_group_operation_find(group, head.tag, enter);
+  rdt_group_part *dropped = NULL;
+  if (operation &&
+      operation->queue == &group->unmatched) { /* a send that failed before anybody received it */
+    dropped = rdt_group_operation_forget(operation);
+    operation = NULL;
+  }
   /* Elements may have come for it since, as if for another operation with this tag. */
   if ((!operation || !operation->started) && rdt_group_tag_completed(group, head.tag))
     rdt_group_agreement_regret(group, part);
@@ -77,6 +84,7 @@ static void take_abort(rdt_group *group, rdt_group_part *part) {
   }
   bool many = rdt_group_operations_many(group);
   pthread_mutex_unlock(&group->lock);
+  rdt_group_operation_drop_parts(group, dropped);
   if (many) rdt_group_operations_expire(group);
   if (asks && !runs)
     rdt_group_abort_send(group, head.from, head.tag, (rdt_status)head.status, "", RDT_ABORT_ANSWER);
@@ -86,6 +94,19 @@ static void take_abort(rdt_group *group, rdt_group_part *part) {
 /* Returns true if such a message may come before the operation starts here. */
 static bool may_be_early(rdt_group_message_kind kind) {
   return kind != RDT_GROUP_ACK && kind != RDT_GROUP_PUSHED;
+}
+
+/* Finds who receives a message of a send that is not known here: a posted receive, or nobody yet. Later parts of a
+ * send whose receive has failed are for nobody. */
+static rdt_group_operation *receiver(rdt_group *group, const rdt_group_part *part) {
+  const rdt_group_message *head = &part->head;
+  if (head->at != 0 || part->kind == RDT_GROUP_OFFER || rdt_group_tag_finished(group, head->tag))
+    return NULL;
+  rdt_group_operation *operation = rdt_group_pair_match(group, head);
+  if (operation) return operation;
+  operation = rdt_group_operation_find(group, head->tag, true);
+  if (operation) rdt_group_pair_keep(operation, head->from);
+  return operation;
 }
 
 /* Finds the operation that the message is for. Elements for one that was complete here without them show that their
@@ -99,6 +120,7 @@ static rdt_group_operation *addressee(rdt_group *group, const rdt_group_part *pa
     rdt_group_agreement_regret(group, part);
     return NULL;
   }
+  if (part->head.shape.kind == RDT_SEND) return receiver(group, part);
   return rdt_group_operation_find(group, part->head.tag, true);
 }
 

@@ -18,10 +18,26 @@ void rdt_group_abort_all(rdt_group *group, rdt_status status, const char *text, 
     }
 }
 
+/* Cancels a send or receive by the caller's tag. Returns false if none that runs has it. */
+static bool cancel_pair(rdt_group *group, const uint64_t tag[2]) {
+  bool found = false;
+  pthread_mutex_lock(&group->lock);
+  for (size_t i = 0; i < RDT_GROUP_BUCKETS && tag[1]; i++)
+    for (rdt_group_operation *each = group->table[i]; each; each = each->next) {
+      if (!each->started || each->handle != tag[1]) continue;
+      rdt_group_operation_mark_aborted(each, RDT_ERR_CANCELLED, "cancelled", strlen("cancelled"));
+      rdt_group_operation_wake(each);
+      found = true;
+    }
+  pthread_mutex_unlock(&group->lock);
+  return found;
+}
+
 rdt_status rdt_group_cancel(rdt_group *group, const uint64_t tag[2]) {
   if (!group) return rdt_fail(RDT_ERR_INVALID, "group must not be NULL");
   rdt_status status = rdt_device_check(group->device);
   if (status != RDT_OK) return status;
+  if (tag && cancel_pair(group, tag)) return RDT_OK;
   if (tag) {
     rdt_group_operation_abort(group, tag, RDT_ERR_CANCELLED, "cancelled");
     return RDT_OK;

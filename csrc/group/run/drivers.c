@@ -162,8 +162,7 @@ rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_don
   rdt_status status = begin(group, call, done, context, &operation);
   if (status != RDT_OK) return status;
   /* Whatever can be sent at once is sent now. `done` always runs on another thread. */
-  if (operation->driver == RDT_DRIVER_PROGRESS)
-    operation->over = rdt_group_operation_advance(operation);
+  rdt_group_operation_advance_first(operation);
   hand_over(operation);
   return RDT_IN_PROGRESS;
 }
@@ -295,6 +294,10 @@ rdt_status rdt_group_try(rdt_group *group, const rdt_collective *call, int spin_
   rdt_status status = begin(group, call, done, context, &operation);
   if (status != RDT_OK) return status;
   bool over = operation->driver == RDT_DRIVER_PROGRESS && drive_for_a_while(operation, spin_us);
+  if (!over && operation->driver != RDT_DRIVER_PROGRESS) {
+    rdt_group_operation_advance_first(operation);
+    over = operation->over;
+  }
   if (!over) {
     hand_over(operation);
     return RDT_IN_PROGRESS;

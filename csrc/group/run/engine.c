@@ -28,8 +28,21 @@ static const rdt_group_step *first_open(const rdt_group_operation *operation) {
   return NULL;
 }
 
+/* Returns true for a receive from any member, until somebody sends. */
+static bool waits_for_any(const rdt_group_operation *operation) {
+  return operation->partner == RDT_GROUP_NOBODY &&
+         operation->program->steps[0].step.peer == operation->group->rank;
+}
+
 void rdt_group_operation_check_time(rdt_group_operation *operation) {
   if (operation->status != RDT_IN_PROGRESS || rdt_now_ms() < operation->deadline) return;
+  if (waits_for_any(operation)) {
+    rdt_group_operation_fail(operation, RDT_ERR_DEADLINE,
+                             "group %s: no member has sent what this receive waits for within the "
+                             "deadline",
+                             operation->group->name);
+    return;
+  }
   const rdt_group_step *step = first_open(operation);
   rdt_group_operation_fail(
       operation, RDT_ERR_DEADLINE,
@@ -42,6 +55,11 @@ static bool is_gone(const rdt_group_link *link) {
   return atomic_load(&link->down) || atomic_load(&link->left);
 }
 
+static bool involves(const rdt_group_operation *operation, uint32_t peer) {
+  return operation->partner == peer ||
+         (operation->partner == RDT_GROUP_EVERYBODY && peer != operation->group->rank);
+}
+
 static void fail_gone(rdt_group_operation *operation, uint32_t peer) {
   const rdt_group *group = operation->group;
   rdt_group_operation_fail(
@@ -49,9 +67,19 @@ static void fail_gone(rdt_group_operation *operation, uint32_t peer) {
       atomic_load(&group->links[peer].left) ? "closed the group" : "cannot be reached any more");
 }
 
+/* Nobody is left who could send what a receive from any member waits for. */
+static void check_any(rdt_group_operation *operation) {
+  const rdt_group *group = operation->group;
+  for (uint32_t peer = 0; peer < group->size; peer++)
+    if (peer != group->rank && !is_gone(&group->links[peer])) return;
+  rdt_group_operation_fail(operation, RDT_ERR_CONNECTION_LOST,
+                           "group %s: all other members are gone", group->name);
+}
+
 /* A lost member matters only if this member still needs it and has taken all that it sent. */
 static void check_links(rdt_group_operation *operation) {
   const rdt_group *group = operation->group;
+  if (waits_for_any(operation)) check_any(operation);
   for (uint32_t i = 0; i < operation->program->count; i++) {
     const rdt_group_step *step = &operation->program->steps[i].step;
     const rdt_group_step_state *state = &operation->steps[i];
@@ -69,7 +97,7 @@ static void check_links(rdt_group_operation *operation) {
 static void fail_different(rdt_group_operation *operation, const rdt_group_message *head) {
   const rdt_group *group = operation->group;
   for (uint32_t peer = 0; peer < group->size; peer++)
-    if (is_gone(&group->links[peer])) fail_gone(operation, peer);
+    if (involves(operation, peer) && is_gone(&group->links[peer])) fail_gone(operation, peer);
   rdt_group_agreement_fail(operation, head);
 }
 
@@ -101,12 +129,14 @@ static bool to_receiver(rdt_group_message_kind kind) {
 /* Finds the step that the message is for. Fails the operation if there is none. */
 static int64_t step_of(rdt_group_operation *operation, const rdt_group_part *part) {
   const rdt_group_message *head = &part->head;
+  int64_t index = rdt_group_program_find(operation->program, to_receiver(part->kind), head->lane,
+                                         head->from, head->number);
+  if (operation->by_pair && index >= 0)
+    operation->shape.count = operation->program->steps[index].step.count;
   if (memcmp(&head->shape, &operation->shape, sizeof(head->shape)) != 0) {
     fail_different(operation, head);
     return -1;
   }
-  int64_t index = rdt_group_program_find(operation->program, to_receiver(part->kind), head->lane,
-                                         head->from, head->number);
   if (index >= 0) {
     uint64_t bytes = operation->program->steps[index].step.count * operation->element;
     if (head->at <= bytes && head->size <= bytes - head->at &&
@@ -166,6 +196,7 @@ static bool take_inbox(rdt_group_operation *operation) {
   if (events == operation->handled_events) return false;
   operation->handled_events = events;
   pthread_mutex_lock(&group->lock);
+  rdt_group_pair_adopt(operation);
   rdt_group_part *part = operation->inbox;
   operation->inbox = NULL;
   operation->inbox_tail = &operation->inbox;
@@ -327,7 +358,7 @@ static void free_steps(rdt_group_operation *operation) {
 static void send_aborts(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   for (uint32_t peer = 0; peer < group->size; peer++)
-    if (peer != group->rank && !is_gone(&group->links[peer]))
+    if (involves(operation, peer) && !is_gone(&group->links[peer]))
       rdt_group_operation_abort_send(operation, peer);
 }
 
@@ -335,7 +366,7 @@ static void send_aborts(rdt_group_operation *operation) {
 static bool holds(const rdt_group_operation *operation, uint32_t peer) {
   const rdt_group *group = operation->group;
   const rdt_group_link *link = &group->links[peer];
-  return peer != group->rank && !operation->answered[peer] && !atomic_load(&link->left) &&
+  return involves(operation, peer) && !operation->answered[peer] && !atomic_load(&link->left) &&
          !atomic_load(&link->released);
 }
 
@@ -356,7 +387,8 @@ static void close_silent(rdt_group_operation *operation) {
  * call another operation. */
 static void end_group(const rdt_group_operation *operation) {
   rdt_group *group = operation->group;
-  if (operation->status != RDT_ERR_CONNECTION_LOST) return;
+  if (operation->status != RDT_ERR_CONNECTION_LOST || operation->partner != RDT_GROUP_EVERYBODY)
+    return;
   for (uint32_t peer = 0; peer < group->size; peer++) {
     if (!atomic_load(&group->links[peer].down) || atomic_load(&group->links[peer].left)) continue;
     char text[64];
@@ -366,12 +398,21 @@ static void end_group(const rdt_group_operation *operation) {
   }
 }
 
+/* No message matches a failed receive any more. */
+static void withdraw(rdt_group_operation *operation) {
+  pthread_mutex_lock(&operation->group->lock);
+  rdt_group_pair_adopt(operation);
+  rdt_group_pair_unlist(operation);
+  pthread_mutex_unlock(&operation->group->lock);
+}
+
 /* Returns true when nobody accesses the buffers any more. */
 static bool end_failed(rdt_group_operation *operation) {
   int64_t now = rdt_now_ms(), limit = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
   if (!operation->aborting) {
     if (operation->posted > 0) rdt_group_pushes_end(operation);
     if (operation->posted > 0) return false; /* writes to their memory are in flight */
+    withdraw(operation);
     operation->aborting = true;
     operation->grace = now + limit / GRACE_PART;
     send_aborts(operation);
@@ -388,12 +429,20 @@ static bool end_failed(rdt_group_operation *operation) {
   return false;
 }
 
+void rdt_group_operation_advance_first(rdt_group_operation *operation) {
+  const bool sends = operation->partner != RDT_GROUP_EVERYBODY &&
+                     operation->program->steps[0].step.kind == RDT_STEP_SEND;
+  if (operation->driver == RDT_DRIVER_PROGRESS || sends)
+    operation->over = rdt_group_operation_advance(operation);
+}
+
 bool rdt_group_operation_advance(rdt_group_operation *operation) {
   unsigned before = operation->handled_events;
   take_inbox(operation);
   if (operation->fresh) check_links(operation); /* before others learn of a failure */
   operation->fresh = false;
-  if (operation->status == RDT_IN_PROGRESS) advance_lanes(operation);
+  if (operation->status == RDT_IN_PROGRESS && operation->partner != RDT_GROUP_NOBODY)
+    advance_lanes(operation);
   if (operation->status == RDT_IN_PROGRESS && operation->left == 0 && operation->posted == 0) {
     /* Bytes that were read after the deadline may have been overwritten. */
     if (operation->reads_loans) rdt_group_operation_check_time(operation);

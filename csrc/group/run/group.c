@@ -113,7 +113,7 @@ static uint64_t eager_limit(void) {
   return wanted < room ? wanted : room;
 }
 
-static rdt_group *group_new(rdt_device *device, const rdt_group_options *options) {
+rdt_group *rdt_group_new(rdt_device *device, const rdt_group_options *options) {
   rdt_group *group = calloc(1, sizeof(*group));
   if (!group) return NULL;
   atomic_init(&group->refs, 1);
@@ -131,6 +131,8 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   group->checks = wants_checksums();
   pthread_mutex_init(&group->lock, NULL);
   rdt_cond_init(&group->changed);
+  group->posted.tail = &group->posted.head;
+  group->unmatched.tail = &group->unmatched.head;
   group->hosts = calloc(options->size, sizeof(*group->hosts));
   group->links = calloc(options->size, sizeof(*group->links));
   if (group->hosts && group->links) return group;
@@ -138,9 +140,7 @@ static rdt_group *group_new(rdt_device *device, const rdt_group_options *options
   return NULL;
 }
 
-/* Lists the group before its members meet, so that its links learn what happens to their
- * channels. */
-static rdt_status enlist(rdt_group *group) {
+rdt_status rdt_group_enlist(rdt_group *group) {
   rdt_groups *groups = group->groups;
   rdt_status status = RDT_OK;
   pthread_mutex_lock(&groups->lock);
@@ -159,7 +159,7 @@ static rdt_status enlist(rdt_group *group) {
   return status;
 }
 
-static void end_joining(rdt_groups *groups) {
+void rdt_group_end_joining(rdt_groups *groups) {
   pthread_mutex_lock(&groups->lock);
   groups->joining--;
   rdt_group_join_requests_forget(groups);
@@ -167,7 +167,7 @@ static void end_joining(rdt_groups *groups) {
   pthread_mutex_unlock(&groups->lock);
 }
 
-static void delist(rdt_group *group) {
+void rdt_group_delist(rdt_group *group) {
   rdt_groups *groups = group->groups;
   pthread_mutex_lock(&groups->lock);
   rdt_group **link = &groups->list;
@@ -180,18 +180,18 @@ rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options
                             rdt_group **group_out) {
   rdt_status status = check_options(device, options, group_out);
   if (status != RDT_OK) return status;
-  rdt_group *group = group_new(device, options);
+  rdt_group *group = rdt_group_new(device, options);
   if (!group) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  status = enlist(group);
+  status = rdt_group_enlist(group);
   if (status != RDT_OK) {
     rdt_group_unref(group);
     return status;
   }
   const rdt_expected root = {.name = options->root_name};
   status = rdt_group_meet(group, options->root, root, rdt_deadline_after(options->timeout_ms));
-  end_joining(group->groups);
+  rdt_group_end_joining(group->groups);
   if (status != RDT_OK) {
-    delist(group);
+    rdt_group_delist(group);
     rdt_group_unref(group);
     return status;
   }
@@ -228,7 +228,7 @@ void rdt_group_close(rdt_group *group) {
   if (!group || rdt_device_check(group->device) == RDT_ERR_FORKED) return;
   rdt_group_end(group, RDT_ERR_CANCELLED, "the group is being closed");
   say_leave(group);
-  delist(group);
+  rdt_group_delist(group);
   for (uint32_t i = 0; i < group->size; i++) rdt_group_forget_regions(group, &group->links[i]);
   rdt_group_unref(group);
 }

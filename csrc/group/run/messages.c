@@ -73,6 +73,7 @@ void rdt_group_message_begin(rdt_group_operation *operation, rdt_group_part *par
                                    .from = operation->group->rank,
                                    .lane = step->step.lane,
                                    .number = step->number};
+  if (operation->by_pair) part->head.shape.count = step->step.count;
 }
 
 static void sent(void *context, rdt_status status) {

@@ -93,10 +93,11 @@ static void reduce(const rdt_group_operation *operation, const rdt_group_step *s
   rdt_dtype dtype = (rdt_dtype)operation->shape.dtype;
   rdt_reduction reduction = (rdt_reduction)operation->shape.reduction;
   uint64_t count = bytes / operation->element;
-  if (reduction == RDT_MEAN && step->completes)
-    rdt_group_reduce_scaled(dtype, to, left, right, count, 1.0 / operation->group->size);
+  const bool scales = reduction == RDT_MEAN || reduction == RDT_SCALED_SUM;
+  if (scales && step->completes)
+    rdt_group_reduce_scaled(dtype, to, left, right, count, operation->factor);
   else
-    rdt_group_reduce(dtype, reduction == RDT_MEAN ? RDT_SUM : reduction, to, left, right, count);
+    rdt_group_reduce(dtype, scales ? RDT_SUM : reduction, to, left, right, count);
 }
 
 void rdt_group_step_local(rdt_group_operation *operation, uint32_t index) {
@@ -250,8 +251,8 @@ static void begin_send(rdt_group_operation *operation, uint32_t index, uint64_t 
       state->key = 0;
       state->offset = (uintptr_t)from;
     }
-  } else if (bytes <=
-             operation->group->eager) /* for longer ones the peer makes an offer by itself */
+  } else if (bytes <= operation->group->eager || operation->partner != RDT_GROUP_EVERYBODY)
+    /* for longer ones of a known tag the peer makes an offer by itself */
     tell(operation, index, RDT_GROUP_ASK, 0, bytes, 0, 0);
 }
 
@@ -447,7 +448,8 @@ static void begin_receive(rdt_group_operation *operation, uint32_t index, uint64
   rdt_group_step_state *state = &operation->steps[index];
   rdt_group_link *link = &operation->group->links[step->peer];
   state->begun = true;
-  state->asked = !link->maps && bytes > operation->group->eager;
+  state->asked =
+      !link->maps && bytes > operation->group->eager && operation->partner == RDT_GROUP_EVERYBODY;
   if (!link->maps && step->kind == RDT_STEP_RECEIVE)
     state->direct = rdt_region_at(link->channel, rdt_group_place_address(operation, &step->to),
                                   bytes, RDT_ACCESS_WRITE, &state->key, &state->offset);

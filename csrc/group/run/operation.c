@@ -71,6 +71,7 @@ void rdt_group_operation_free(rdt_group_operation *operation) {
   free(operation->other_detail.text);
   free(operation->steps);
   free(operation->lanes);
+  free(operation->offsets);
   free(operation);
 }
 
@@ -85,6 +86,8 @@ rdt_group_operation *rdt_group_operation_find(rdt_group *group, const uint64_t t
   operation->started = operation->ended = false;
   operation->aborted = RDT_OK;
   operation->since = rdt_now_ms();
+  operation->peer = RDT_GROUP_EVERYBODY;
+  operation->handle = 0;
   memset(operation->answered, 0, group->size);
   operation->next = *bucket;
   *bucket = operation;
@@ -109,22 +112,30 @@ static void take_out(rdt_group *group, rdt_group_operation *operation) {
   *link = operation->next;
 }
 
+void rdt_group_operation_rename(rdt_group_operation *operation, const uint64_t tag[2]) {
+  rdt_group *group = operation->group;
+  take_out(group, operation);
+  memcpy(operation->tag, tag, sizeof(operation->tag));
+  rdt_group_operation **bucket = &group->table[hash(tag) % RDT_GROUP_BUCKETS];
+  operation->next = *bucket;
+  *bucket = operation;
+}
+
 static bool sender_is_gone(const rdt_group_operation *operation) {
   const rdt_group_part *part = operation->inbox;
   while (part && atomic_load(&operation->group->links[part->head.from].down)) part = part->next;
   return !part;
 }
 
-/* Takes the operation out of the table. The caller gets its parts. */
-static rdt_group_part *forget(rdt_group_operation **link) {
-  rdt_group_operation *operation = *link;
+rdt_group_part *rdt_group_operation_forget(rdt_group_operation *operation) {
   rdt_group *group = operation->group;
   rdt_group_part *parts = operation->inbox;
   for (const rdt_group_part *part = parts; part; part = part->next)
     group->links[part->head.from].early--;
   operation->inbox = NULL;
   operation->inbox_tail = &operation->inbox;
-  *link = operation->next;
+  rdt_group_pair_unlist(operation);
+  take_out(group, operation);
   operation->next = group->free_operations;
   group->free_operations = operation;
   group->early--;
@@ -141,7 +152,7 @@ static rdt_group_part *sweep(rdt_group_operation **link, int64_t until, rdt_grou
       continue;
     }
     rdt_group_part **end = each->inbox ? each->inbox_tail : NULL;
-    rdt_group_part *dropped = forget(link);
+    rdt_group_part *dropped = rdt_group_operation_forget(each);
     if (!dropped) continue;
     *end = parts;
     parts = dropped;
@@ -203,7 +214,21 @@ void rdt_group_operation_over(rdt_group *group) {
 }
 
 static bool is_reduction(rdt_collective_kind kind) {
-  return kind == RDT_ALL_REDUCE || kind == RDT_REDUCE_SCATTER;
+  return kind == RDT_ALL_REDUCE || kind == RDT_REDUCE_SCATTER || kind == RDT_REDUCE;
+}
+
+static bool is_pair(rdt_collective_kind kind) { return kind == RDT_SEND || kind == RDT_RECEIVE; }
+
+static bool has_root(rdt_collective_kind kind) {
+  return kind == RDT_BROADCAST || kind == RDT_GATHER || kind == RDT_SCATTER || kind == RDT_REDUCE;
+}
+
+/* Returns the sum, or UINT64_MAX if it is not below that. */
+static uint64_t sum_of(const uint64_t *counts, uint32_t size) {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < size; i++)
+    if (__builtin_add_overflow(sum, counts[i], &sum)) return UINT64_MAX;
+  return sum;
 }
 
 static bool overlap(const char *a, uint64_t a_bytes, const char *b, uint64_t b_bytes) {
@@ -211,38 +236,90 @@ static bool overlap(const char *a, uint64_t a_bytes, const char *b, uint64_t b_b
 }
 
 static uint64_t input_count(const rdt_group *group, const rdt_collective *call) {
-  return call->kind == RDT_BROADCAST && call->root != group->rank ? 0 : call->count;
+  const bool root = call->root == group->rank;
+  if (((call->kind == RDT_BROADCAST || call->kind == RDT_SCATTER) && !root) ||
+      call->kind == RDT_RECEIVE)
+    return 0;
+  if (call->kind == RDT_ALL_TO_ALL && call->counts) return sum_of(call->counts, group->size);
+  return call->count;
 }
 
 static uint64_t output_count(const rdt_group *group, const rdt_collective *call) {
+  const bool root = call->root == group->rank;
   switch (call->kind) {
+    case RDT_GATHER:
+      if (!root) return 0; /* fall through */
     case RDT_ALL_GATHER:
-      return call->count * group->size;
+      return call->counts ? sum_of(call->counts, group->size) : call->count * group->size;
     case RDT_REDUCE_SCATTER:
-      return call->count / group->size;
+    case RDT_SCATTER:
+      return call->counts ? call->counts[group->rank] : call->count / group->size;
+    case RDT_ALL_TO_ALL:
+      return call->counts ? sum_of(call->receive_counts, group->size) : call->count;
+    case RDT_REDUCE:
+      return root ? call->count : 0;
+    case RDT_SEND:
+      return 0;
     default:
       return call->count;
   }
 }
 
+/* Returns the number of elements that come before this member's part. */
+static uint64_t before_own(const rdt_group *group, const rdt_collective *call, uint64_t part) {
+  return call->counts ? sum_of(call->counts, group->rank) : group->rank * part;
+}
+
 /* Returns true if the input is already in its place in the output. */
 static bool in_place(const rdt_group *group, const rdt_collective *call, size_t element) {
   const char *input = call->input, *output = call->output;
-  if (call->kind == RDT_ALL_GATHER) output += group->rank * call->count * element;
-  return input_count(group, call) == 0 || input == output;
+  if (input_count(group, call) == 0 || output_count(group, call) == 0) return true;
+  if (call->kind == RDT_ALL_GATHER || call->kind == RDT_GATHER)
+    output += before_own(group, call, call->count) * element;
+  if (call->kind == RDT_SCATTER)
+    input += before_own(group, call, call->count / group->size) * element;
+  return input == output;
 }
 
 static rdt_status check_buffers(const rdt_group *group, const rdt_collective *call) {
   size_t element = rdt_dtype_size(call->dtype);
   uint64_t limit = (uint64_t)INT64_MAX / element / group->size;
-  if (call->count > limit)
+  if (call->count > limit || input_count(group, call) > limit || output_count(group, call) > limit)
     return rdt_fail(RDT_ERR_INVALID, "%llu elements exceed the address space",
                     (unsigned long long)call->count);
   uint64_t input = input_count(group, call) * element, output = output_count(group, call) * element;
   if ((input && !call->input) || (output && !call->output))
     return rdt_fail(RDT_ERR_INVALID, "input and output must not be NULL");
-  if (!in_place(group, call, element) && overlap(call->input, input, call->output, output))
+  const bool same = in_place(group, call, element);
+  if (!same && overlap(call->input, input, call->output, output))
     return rdt_fail(RDT_ERR_INVALID, "input and output overlap, but are not the same");
+  if (same && input && output && call->receive_counts)
+    return rdt_fail(RDT_ERR_INVALID, "an all_to_all of unequal parts does not run in place");
+  return RDT_OK;
+}
+
+static rdt_status check_counts(const rdt_group *group, const rdt_collective *call) {
+  const bool sums = call->kind == RDT_REDUCE_SCATTER || call->kind == RDT_SCATTER;
+  const bool own = call->kind == RDT_ALL_GATHER || call->kind == RDT_GATHER;
+  if (!call->counts && !call->receive_counts) return RDT_OK;
+  if (call->kind == RDT_ALL_TO_ALL ? !call->counts || !call->receive_counts
+                                   : !(sums || own) || call->receive_counts)
+    return rdt_fail(RDT_ERR_INVALID, "this operation has no such unequal parts");
+  if ((sums && call->count != sum_of(call->counts, group->size)) ||
+      (own && call->count != call->counts[group->rank]))
+    return rdt_fail(RDT_ERR_INVALID, "%llu elements are not what the parts say",
+                    (unsigned long long)call->count);
+  return RDT_OK;
+}
+
+static rdt_status check_members(const rdt_group *group, const rdt_collective *call) {
+  const bool any = call->kind == RDT_RECEIVE && call->root == RDT_ANY_MEMBER;
+  if (has_root(call->kind) && call->root >= group->size)
+    return rdt_fail(RDT_ERR_INVALID, "the root %u is no member: there are %u", call->root,
+                    group->size);
+  if (is_pair(call->kind) && !any && (call->root >= group->size || call->root == group->rank))
+    return rdt_fail(RDT_ERR_INVALID, "%u is no other member: there are %u, and this is %u",
+                    call->root, group->size, group->rank);
   return RDT_OK;
 }
 
@@ -252,7 +329,7 @@ static rdt_status check_call(const rdt_group *group, const rdt_collective *call)
                     "rdt_collective has %zu bytes: set struct_size, and use the header this "
                     "library was built with",
                     call->struct_size);
-  if ((int)call->kind < RDT_ALL_REDUCE || call->kind > RDT_BARRIER)
+  if ((int)call->kind < RDT_ALL_REDUCE || call->kind > RDT_RECEIVE)
     return rdt_fail(RDT_ERR_INVALID, "%d is not a collective operation", (int)call->kind);
   if ((int)call->algorithm < 0 || call->algorithm >= RDT_ALGORITHM_COUNT)
     return rdt_fail(RDT_ERR_INVALID, "%d is not an algorithm", (int)call->algorithm);
@@ -263,13 +340,14 @@ static rdt_status check_call(const rdt_group *group, const rdt_collective *call)
     rdt_status status = rdt_group_reduce_check(call->dtype, call->op);
     if (status != RDT_OK) return status;
   }
-  if (call->kind == RDT_BROADCAST && call->root >= group->size)
-    return rdt_fail(RDT_ERR_INVALID, "the root %u is no member: there are %u", call->root,
-                    group->size);
-  if ((call->kind == RDT_REDUCE_SCATTER || call->kind == RDT_ALL_TO_ALL) &&
-      call->count % group->size)
+  const bool divided =
+      call->kind == RDT_REDUCE_SCATTER || call->kind == RDT_ALL_TO_ALL || call->kind == RDT_SCATTER;
+  if (divided && !call->counts && call->count % group->size)
     return rdt_fail(RDT_ERR_INVALID, "%llu elements cannot be divided among %u members",
                     (unsigned long long)call->count, group->size);
+  rdt_status status = check_members(group, call);
+  if (status == RDT_OK) status = check_counts(group, call);
+  if (status != RDT_OK) return status;
   return check_buffers(group, call);
 }
 
@@ -282,11 +360,17 @@ rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collectiv
 static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *call,
                                   size_t element) {
   rdt_algorithm algorithm = call->algorithm;
-  if (call->kind == RDT_BARRIER) return RDT_ALGORITHM_AUTO;
+  if (call->kind == RDT_BARRIER || is_pair(call->kind)) return RDT_ALGORITHM_AUTO;
   if (algorithm == RDT_ALGORITHM_AUTO) algorithm = group->forced;
   if (algorithm != RDT_ALGORITHM_AUTO) return algorithm;
   return rdt_trees_choose(group->trees, &group->costs, call->kind, call->root,
                           call->count * element, group->size, group->hosts);
+}
+
+/* Returns the elements of all parts, which all members know. */
+static uint64_t total_of(const rdt_group *group, const rdt_collective *call) {
+  if (!call->counts) return call->count;
+  return call->kind == RDT_ALL_TO_ALL ? 0 : sum_of(call->counts, group->size);
 }
 
 static rdt_schedule_request request_of(const rdt_group *group, const rdt_collective *call,
@@ -295,12 +379,13 @@ static rdt_schedule_request request_of(const rdt_group *group, const rdt_collect
       .rank = group->rank, .size = group->size, .hosts = group->hosts, .kind = RDT_BARRIER};
   /* With no elements nothing would be sent, and a member that has some would wait for ever. The
    * root of a broadcast, however, waits for nobody. */
-  if (call->kind == RDT_BARRIER || (call->count == 0 && call->kind != RDT_BROADCAST))
+  if (call->kind == RDT_BARRIER ||
+      (total_of(group, call) == 0 && call->kind != RDT_BROADCAST && !call->receive_counts))
     return request;
   request.kind = call->kind;
   request.algorithm = algorithm;
-  request.root = call->kind == RDT_BROADCAST ? call->root : 0;
-  request.count = call->count;
+  request.root = has_root(call->kind) ? call->root : 0;
+  request.count = call->receive_counts ? input_count(group, call) : call->count;
   uint64_t chunk = group->chunk;
   if (algorithm == RDT_ALGORITHM_TREES &&
       rdt_trees_serve(group->trees, request.kind, request.root)) {
@@ -313,6 +398,13 @@ static rdt_schedule_request request_of(const rdt_group *group, const rdt_collect
   return request;
 }
 
+/* Lists where members' parts begin. */
+static uint64_t *begin_parts(uint64_t *offsets, const uint64_t *counts, uint32_t size) {
+  offsets[0] = 0;
+  for (uint32_t i = 0; i < size; i++) offsets[i + 1] = offsets[i] + counts[i];
+  return offsets;
+}
+
 static rdt_status grow(void **array, size_t *capacity, size_t wanted, size_t size) {
   if (wanted <= *capacity) return RDT_OK;
   void *grown = realloc(*array, wanted * size);
@@ -320,6 +412,35 @@ static rdt_status grow(void **array, size_t *capacity, size_t wanted, size_t siz
   *array = grown;
   *capacity = wanted;
   return RDT_OK;
+}
+
+static rdt_status add_parts(rdt_group_operation *operation, const rdt_collective *call,
+                            rdt_schedule_request *request) {
+  const uint32_t size = operation->group->size;
+  if (!call->counts || request->kind == RDT_BARRIER) return RDT_OK;
+  rdt_status status = grow((void **)&operation->offsets, &operation->offset_capacity,
+                           2 * (size + (size_t)1), sizeof(*operation->offsets));
+  if (status != RDT_OK) return status;
+  request->offsets = begin_parts(operation->offsets, call->counts, size);
+  if (call->receive_counts)
+    request->receive_offsets =
+        begin_parts(operation->offsets + size + 1, call->receive_counts, size);
+  request->chunk = 0;
+  return RDT_OK;
+}
+
+/* Until a message matches a receive from any member, nothing comes from a peer. */
+static rdt_group_program *pair_program(rdt_group_operation *operation, const rdt_collective *call) {
+  const bool any = operation->peer == RDT_ANY_MEMBER;
+  const rdt_group_step step = {
+      .kind = call->kind == RDT_SEND ? RDT_STEP_SEND : RDT_STEP_RECEIVE,
+      .peer = any ? operation->group->rank : operation->peer,
+      .count = call->count,
+      .from = {.buffer = RDT_BUFFER_INPUT},
+      .to = {.buffer = RDT_BUFFER_OUTPUT},
+  };
+  operation->partner = operation->queue ? RDT_GROUP_NOBODY : operation->peer;
+  return rdt_group_program_single(&operation->single, &step);
 }
 
 static rdt_status make_room(rdt_group_operation *operation) {
@@ -351,20 +472,38 @@ static void begin_steps(rdt_group_operation *operation) {
   operation->left = program->count;
 }
 
+/* Returns what else must be the same: unequal parts, or the factor. */
+static uint64_t more_of(const rdt_group *group, const rdt_collective *call) {
+  if (call->receive_counts) return 1; /* each member knows its own */
+  if (call->counts) return rdt_group_agreement_hash(call->counts, group->size * sizeof(uint64_t));
+  if (is_reduction(call->kind) && call->op == RDT_SCALED_SUM)
+    return rdt_group_agreement_hash(&call->factor, sizeof(call->factor));
+  return 0;
+}
+
+/* Returns by what the sum is multiplied. */
+static double factor_of(const rdt_group *group, const rdt_collective *call) {
+  return call->op == RDT_SCALED_SUM ? call->factor : 1.0 / group->size;
+}
+
 /* Sets up the driver's fields. The program exists already. */
 static rdt_status begin(rdt_group_operation *operation, const rdt_collective *call,
                         rdt_algorithm algorithm) {
   rdt_group *group = operation->group;
   operation->shape =
       (rdt_group_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
+  if (is_pair(call->kind)) operation->shape.kind = RDT_SEND;
   if (call->kind != RDT_BARRIER) {
     operation->shape.dtype = (uint8_t)call->dtype;
     operation->shape.reduction = is_reduction(call->kind) ? (uint8_t)call->op : 0;
-    operation->shape.root = call->kind == RDT_BROADCAST ? (uint16_t)call->root : 0;
+    operation->shape.root = has_root(call->kind) ? (uint16_t)call->root : 0;
     if (algorithm == RDT_ALGORITHM_TREES && group->trees)
       operation->shape.trees = (uint16_t)(group->trees->hash | 1);
-    operation->shape.count = call->count;
+    operation->shape.count = total_of(group, call);
+    operation->shape.more = more_of(group, call);
   }
+  operation->by_pair = call->receive_counts != NULL;
+  operation->factor = factor_of(group, call);
   operation->input = call->input;
   operation->output = call->output;
   if (input_count(group, call) == 0) operation->input = operation->output;
@@ -393,26 +532,49 @@ static rdt_group_driver driver_of(const rdt_group_operation *operation, rdt_done
 }
 
 static void number(rdt_group *group, const rdt_collective *call, uint64_t tag[2]) {
+  if (is_pair(call->kind)) {
+    rdt_group_pair_number(group, call, tag);
+    return;
+  }
   memcpy(tag, call->tag, 2 * sizeof(*tag));
   if (tag[0] || tag[1]) return;
   tag[0] = atomic_fetch_add(&group->calls, 1);
   tag[1] = AUTO_TAG;
 }
 
+static rdt_status fail_regretted(rdt_group *group) {
+  group->regrets = false;
+  return rdt_fail(RDT_ERR_PROTOCOL, "group %s: %s", group->name, group->regret);
+}
+
+/* Enters a send, or a receive that takes what came first if anything did. */
+static rdt_group_operation *enter_pair(rdt_group *group, const rdt_collective *call,
+                                       const uint64_t tag[2]) {
+  rdt_group_operation *operation = NULL;
+  if (call->kind == RDT_RECEIVE) operation = rdt_group_pair_claim(group, call->root, tag[0]);
+  if (operation) return operation;
+  operation = rdt_group_operation_find(group, tag, true);
+  if (!operation) return NULL;
+  operation->peer = call->root;
+  if (call->kind == RDT_RECEIVE) rdt_group_pair_post(operation, call->root);
+  return operation;
+}
+
 /* Enters the operation into the table. Messages may have come for it already. */
-static rdt_status enter(rdt_group *group, const uint64_t tag[2],
+static rdt_status enter(rdt_group *group, const rdt_collective *call, const uint64_t tag[2],
                         rdt_group_operation **operation_out) {
   if (group->closing) return rdt_fail(RDT_ERR_CANCELLED, "group %s is being closed", group->name);
   if (group->aborted != RDT_OK) return rdt_fail(group->aborted, "%s", group->abort_text);
-  rdt_group_operation *operation = rdt_group_operation_find(group, tag, true);
+  if (is_pair(call->kind) && group->regrets) return fail_regretted(group);
+  rdt_group_operation *operation = is_pair(call->kind) ? enter_pair(group, call, tag)
+                                                       : rdt_group_operation_find(group, tag, true);
   if (!operation) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left for an operation");
   if (operation->started)
     return rdt_fail(RDT_ERR_INVALID, "an operation with the tag %#llx, %#llx is under way",
                     (unsigned long long)tag[0], (unsigned long long)tag[1]);
+  operation->handle = is_pair(call->kind) ? call->tag[1] : 0;
   *operation_out = operation;
-  if (!group->regrets) return RDT_OK;
-  group->regrets = false;
-  return rdt_fail(RDT_ERR_PROTOCOL, "group %s: %s", group->name, group->regret);
+  return group->regrets ? fail_regretted(group) : RDT_OK;
 }
 
 static rdt_status set_up(rdt_group *group, const rdt_collective *call,
@@ -423,7 +585,15 @@ static rdt_status set_up(rdt_group *group, const rdt_collective *call,
   operation->element = element;
   operation->scratch_block = NULL;
   operation->scratch = NULL;
-  rdt_status status = rdt_group_program_get(&group->programs, &request, &operation->program);
+  operation->partner = RDT_GROUP_EVERYBODY;
+  rdt_status status = RDT_OK;
+  if (is_pair(call->kind)) {
+    operation->program = pair_program(operation, call);
+  } else {
+    status = add_parts(operation, call, &request);
+    if (status == RDT_OK)
+      status = rdt_group_program_get(&group->programs, &request, &operation->program);
+  }
   return status == RDT_OK ? begin(operation, call, algorithm) : status;
 }
 
@@ -439,6 +609,7 @@ static void commit(rdt_group_operation *operation, rdt_collective_report *report
     memset(operation->seen, 0, group->size);
     for (const rdt_group_part *part = operation->inbox; part; part = part->next)
       operation->seen[part->head.from] = 1;
+    if (operation->peer < group->size) report->last = operation->peer;
   }
   operation->done = done;
   operation->context = context;
@@ -458,11 +629,13 @@ void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_stat
   rdt_group_operation *operation =
       rdt_group_operation_find(group, tag, !rdt_group_tag_finished(group, tag));
   bool early = operation && !operation->started;
+  const uint32_t only = operation ? operation->peer : RDT_GROUP_EVERYBODY;
   if (operation) rdt_group_operation_mark_aborted(operation, status, text, strlen(text));
   if (operation) rdt_group_operation_wake(operation);
   pthread_mutex_unlock(&group->lock);
   for (uint32_t peer = 0; early && peer < group->size; peer++)
-    if (peer != group->rank && !atomic_load(&group->links[peer].down))
+    if (peer != group->rank && (only == RDT_GROUP_EVERYBODY || only == peer) &&
+        !atomic_load(&group->links[peer].down))
       rdt_group_abort_send(group, peer, tag, status, text, RDT_ABORT_OPERATION);
 }
 
@@ -480,7 +653,7 @@ rdt_status rdt_group_operation_start(rdt_group *group, const rdt_collective *cal
   rdt_group_operation *operation = NULL;
   number(group, call, tag);
   pthread_mutex_lock(&group->lock);
-  rdt_status status = enter(group, tag, &operation);
+  rdt_status status = enter(group, call, tag, &operation);
   if (status == RDT_OK) status = set_up(group, call, operation);
   if (status == RDT_OK) status = make_room(operation);
   if (status == RDT_OK) {
@@ -489,6 +662,11 @@ rdt_status rdt_group_operation_start(rdt_group *group, const rdt_collective *cal
   } else if (operation) {
     rdt_group_program_release(operation->program);
     operation->program = NULL;
+    memcpy(tag, operation->tag, sizeof(tag));       /* a receive may have that of a send */
+    if (is_pair(call->kind) && !operation->inbox) { /* nobody knows it */
+      rdt_group_operation_forget(operation);
+      operation = NULL;
+    }
   }
   pthread_mutex_unlock(&group->lock);
   return status != RDT_OK && operation ? give_up(group, tag, status) : status;

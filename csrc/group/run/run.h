@@ -28,6 +28,14 @@ void rdt_group_ready_drop(rdt_group_operation *operation);
 
 /* group.c */
 
+/* Returns a group that knows nobody yet, or NULL if there is no memory. */
+rdt_group *rdt_group_new(rdt_device *device, const rdt_group_options *options);
+/* Lists the group before its members meet, so that its links learn what happens to their channels.
+ * rdt_group_end_joining is called when they have met or failed to. RDT_ERR_INVALID if the device has a group of this
+ * name, RDT_ERR_CLOSED. */
+rdt_status rdt_group_enlist(rdt_group *group);
+void rdt_group_end_joining(rdt_groups *groups);
+void rdt_group_delist(rdt_group *group);
 /* Makes every operation look at what happened to the links. */
 void rdt_group_wake(rdt_group *group);
 /* Fails all operations with `status` and waits until they are over. None starts any more. */
@@ -100,8 +108,13 @@ bool rdt_group_operations_many(const rdt_group *group);
 /* Drops operations that have not started and that failed elsewhere, or have messages of lost
  * members only, DEADLINE_MS ago. Not under group->lock. */
 void rdt_group_operations_expire(rdt_group *group);
+/* Takes an operation that has not started out of the table. The caller drops the parts that it had. Call it under
+ * group->lock. */
+rdt_group_part *rdt_group_operation_forget(rdt_group_operation *operation);
 /* Drops all operations that have not started, which must have been aborted. Not under group->lock. */
 void rdt_group_operations_drop_early(rdt_group *group);
+/* Gives an operation in the table another tag. Call it under group->lock. */
+void rdt_group_operation_rename(rdt_group_operation *operation, const uint64_t tag[2]);
 /* Checks a call. Returns RDT_ERR_INVALID with the reason, or why the device or group no longer
  * works. */
 rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collective *call);
@@ -123,7 +136,28 @@ void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_stat
 void rdt_group_operation_free(rdt_group_operation *operation);
 void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts);
 
+/* pairs.c: sends and receives. Call all but the first under group->lock. */
+
+/* Returns the tag of a SEND, or of a RECEIVE until a message matches it. From any thread. */
+void rdt_group_pair_number(rdt_group *group, const rdt_collective *call, uint64_t tag[2]);
+/* Lets a receive wait for a message from `source`, which may be RDT_ANY_MEMBER. */
+void rdt_group_pair_post(rdt_group_operation *operation, uint32_t source);
+/* Lets a new early operation wait for a receive. */
+void rdt_group_pair_keep(rdt_group_operation *operation, uint32_t sender);
+/* Returns the oldest early operation that fits a receive, or NULL. The caller starts it. */
+rdt_group_operation *rdt_group_pair_claim(rdt_group *group, uint32_t source, uint64_t tag);
+/* Returns the oldest posted receive that fits the first message of a send, or NULL. The receive has the send's tag
+ * from then on. */
+rdt_group_operation *rdt_group_pair_match(rdt_group *group, const rdt_group_message *head);
+/* Takes the operation out of its queue, if it is in one. */
+void rdt_group_pair_unlist(rdt_group_operation *operation);
+/* Tells the driver of a posted receive who sends, once a message matched. */
+void rdt_group_pair_adopt(rdt_group_operation *operation);
+
 /* agreement.c */
+
+/* Returns a hash that is the same at every member, and never 0. */
+uint64_t rdt_group_agreement_hash(const void *bytes, size_t size);
 
 /* Stores the caller's detail, which may be NULL, in the operation and its shape. RDT_ERR_NO_MEMORY. */
 rdt_status rdt_group_agreement_begin(rdt_group_operation *operation, const char *detail);
@@ -154,6 +188,9 @@ void rdt_group_aborted(rdt_group *group, uint32_t from, rdt_status status, const
 /* Moves the operation as far as it goes. Returns true when it has ended. Only the driver may
  * call it. */
 bool rdt_group_operation_advance(rdt_group_operation *operation);
+/* Moves a started operation for the first time on the calling thread, if that does not take long. Sends announce
+ * themselves so in the order in which they are started. */
+void rdt_group_operation_advance_first(rdt_group_operation *operation);
 /* Fails the operation if its deadline has passed. */
 void rdt_group_operation_check_time(rdt_group_operation *operation);
 

@@ -225,6 +225,15 @@ static double all_to_all(const estimate *e, rdt_algorithm algorithm) {
   return NEVER;
 }
 
+static double reduce_to_root(const estimate *e, rdt_algorithm algorithm) {
+  const double part = e->bytes / e->at.size;
+  if (algorithm == RDT_ALGORITHM_FLAT)
+    return greater(from_root(e, e->bytes),
+                   latency_to_all(e) + reductions(e, e->at.size - 1.0, e->bytes));
+  if (algorithm == RDT_ALGORITHM_DIRECT) return reduce_parts(e, part) + from_root(e, part);
+  return NEVER;
+}
+
 /* Returns true if this algorithm is another one under a different name, which TREES is without trees. */
 static bool redundant(const layout *at, rdt_algorithm algorithm) {
   if (algorithm == RDT_ALGORITHM_TREES) return true;
@@ -251,7 +260,9 @@ static double predict(const rdt_group_costs *costs, rdt_collective_kind kind,
       return broadcast(&e, algorithm);
     case RDT_ALL_TO_ALL:
       return all_to_all(&e, algorithm);
-    default:
+    case RDT_REDUCE:
+      return reduce_to_root(&e, algorithm);
+    default: /* kinds with one algorithm */
       return algorithm == RDT_ALGORITHM_FLAT ? latency_to_all(&e) : NEVER;
   }
 }

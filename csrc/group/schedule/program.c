@@ -127,6 +127,7 @@ static rdt_status program_make(const rdt_schedule_request *request,
   }
   program->request = *request;
   program->request.hosts = NULL;
+  program->request.offsets = program->request.receive_offsets = NULL;
   program->count = (uint32_t)program->schedule->count;
   program->lanes = program->schedule->lanes;
   program->steps = calloc((size_t)program->count + 1, sizeof(*program->steps));
@@ -156,12 +157,37 @@ static bool same_request(const rdt_schedule_request *a, const rdt_schedule_reque
          a->trees == b->trees;
 }
 
+rdt_group_program *rdt_group_program_single(rdt_group_single *single, const rdt_group_step *step) {
+  const bool receiving = receives(step);
+  *single = (rdt_group_single){.schedule = {.lanes = 1},
+                               .step = {.step = *step},
+                               .lane_begin = {0, 1},
+                               .program = {.refs = 2, /* never freed */
+                                           .count = 1,
+                                           .lanes = 1,
+                                           .longest = step->count}};
+  rdt_group_program *program = &single->program;
+  program->schedule = &single->schedule;
+  program->steps = &single->step;
+  program->lane_begin = single->lane_begin;
+  program->by_message[receiving] = &single->index;
+  program->message_counts[receiving] = 1;
+  program->request.count = step->count;
+  program->total = receiving ? 0 : step->count;
+  return program;
+}
+
 void rdt_group_program_release(rdt_group_program *program) {
   if (program && --program->refs == 0) program_free(program);
 }
 
 rdt_status rdt_group_program_get(rdt_group_programs *programs, const rdt_schedule_request *request,
                                  rdt_group_program **program) {
+  if (request->offsets) {
+    rdt_status status = program_make(request, program);
+    if (status == RDT_OK) (*program)->refs = 1;
+    return status;
+  }
   rdt_group_program **oldest = &programs->kept[0];
   for (size_t i = 0; i < RDT_PROGRAMS; i++) {
     rdt_group_program **each = &programs->kept[i];

@@ -29,15 +29,26 @@ typedef struct rdt_group_program {
   uint64_t longest, total;    /* elements of the longest message, and of all that is sent */
 } rdt_group_program;
 
+/* A program of one message, in place. */
+typedef struct rdt_group_single {
+  rdt_group_program program;
+  rdt_schedule schedule;
+  rdt_group_program_step step;
+  uint32_t lane_begin[2], index;
+} rdt_group_single;
+
 typedef struct rdt_group_programs {
   rdt_group_program *kept[RDT_PROGRAMS];
   uint64_t clock;
 } rdt_group_programs;
 
-/* Finds or makes the program for the request, and takes a reference. The caller serialises these
- * calls. */
+/* Finds or makes the program for the request, and takes a reference. Programs of unequal parts are not kept. The
+ * caller serialises these calls. */
 rdt_status rdt_group_program_get(rdt_group_programs *programs, const rdt_schedule_request *request,
                                  rdt_group_program **program);
+/* Sets the program up for a step of the kind SEND or RECEIVE. The caller releases it as others, and keeps the memory
+ * until then. */
+rdt_group_program *rdt_group_program_single(rdt_group_single *single, const rdt_group_step *step);
 void rdt_group_program_release(rdt_group_program *program);
 void rdt_group_programs_clear(rdt_group_programs *programs);
 

@@ -61,7 +61,10 @@ DEFINE_FLOAT(double, int64_t, 63, INT64_MAX, 0x7ff8000000000000)
   INLINE type type##_sum(type a, type b) { return (type)((wide)a + (wide)b); }     \
   INLINE type type##_product(type a, type b) { return (type)((wide)a * (wide)b); } \
   INLINE type type##_min(type a, type b) { return a < b ? a : b; }                 \
-  INLINE type type##_max(type a, type b) { return a > b ? a : b; }
+  INLINE type type##_max(type a, type b) { return a > b ? a : b; }                 \
+  INLINE type type##_and(type a, type b) { return a & b; }                         \
+  INLINE type type##_or(type a, type b) { return a | b; }                          \
+  INLINE type type##_xor(type a, type b) { return a ^ b; }
 
 DEFINE_INTEGER(int8_t, uint32_t)
 DEFINE_INTEGER(int16_t, uint32_t)
@@ -114,28 +117,38 @@ typedef void (*loop_fn)(void *to, const void *left, const void *right, size_t co
 DEFINE_LOOPS(float)
 DEFINE_LOOPS(double)
 DEFINE_LOOPS(bfloat16)
-DEFINE_LOOPS(int8_t)
-DEFINE_LOOPS(int16_t)
-DEFINE_LOOPS(int32_t)
-DEFINE_LOOPS(int64_t)
-DEFINE_LOOPS(uint8_t)
-DEFINE_LOOPS(uint16_t)
-DEFINE_LOOPS(uint32_t)
-DEFINE_LOOPS(uint64_t)
 
-#define LOOPS(type)                     \
-  {[RDT_SUM] = type##_sum_loop,         \
-   [RDT_PRODUCT] = type##_product_loop, \
-   [RDT_MIN] = type##_min_loop,         \
-   [RDT_MAX] = type##_max_loop}
+#define DEFINE_INTEGER_LOOPS(type) \
+  DEFINE_LOOPS(type)               \
+  DEFINE_LOOP(type, and)           \
+  DEFINE_LOOP(type, or)            \
+  DEFINE_LOOP(type, xor)
+
+DEFINE_INTEGER_LOOPS(int8_t)
+DEFINE_INTEGER_LOOPS(int16_t)
+DEFINE_INTEGER_LOOPS(int32_t)
+DEFINE_INTEGER_LOOPS(int64_t)
+DEFINE_INTEGER_LOOPS(uint8_t)
+DEFINE_INTEGER_LOOPS(uint16_t)
+DEFINE_INTEGER_LOOPS(uint32_t)
+DEFINE_INTEGER_LOOPS(uint64_t)
+
+#define COMMON_LOOPS(type)                                                                       \
+  [RDT_SUM] = type##_sum_loop, [RDT_PRODUCT] = type##_product_loop, [RDT_MIN] = type##_min_loop, \
+  [RDT_MAX] = type##_max_loop
+#define LOOPS(type) {COMMON_LOOPS(type)}
+#define INTEGER_LOOPS(type)                                                    \
+  {COMMON_LOOPS(type), [RDT_AND] = type##_and_loop, [RDT_OR] = type##_or_loop, \
+   [RDT_XOR] = type##_xor_loop}
 
 /* float16 uses the functions of float. */
-static const loop_fn loops[][5] = {[RDT_FLOAT32] = LOOPS(float),   [RDT_FLOAT64] = LOOPS(double),
-                                   [RDT_FLOAT16] = LOOPS(float),   [RDT_BFLOAT16] = LOOPS(bfloat16),
-                                   [RDT_INT8] = LOOPS(int8_t),     [RDT_INT16] = LOOPS(int16_t),
-                                   [RDT_INT32] = LOOPS(int32_t),   [RDT_INT64] = LOOPS(int64_t),
-                                   [RDT_UINT8] = LOOPS(uint8_t),   [RDT_UINT16] = LOOPS(uint16_t),
-                                   [RDT_UINT32] = LOOPS(uint32_t), [RDT_UINT64] = LOOPS(uint64_t)};
+static const loop_fn loops[][RDT_XOR + 1] = {
+    [RDT_FLOAT32] = LOOPS(float),           [RDT_FLOAT64] = LOOPS(double),
+    [RDT_FLOAT16] = LOOPS(float),           [RDT_BFLOAT16] = LOOPS(bfloat16),
+    [RDT_INT8] = INTEGER_LOOPS(int8_t),     [RDT_INT16] = INTEGER_LOOPS(int16_t),
+    [RDT_INT32] = INTEGER_LOOPS(int32_t),   [RDT_INT64] = INTEGER_LOOPS(int64_t),
+    [RDT_UINT8] = INTEGER_LOOPS(uint8_t),   [RDT_UINT16] = INTEGER_LOOPS(uint16_t),
+    [RDT_UINT32] = INTEGER_LOOPS(uint32_t), [RDT_UINT64] = INTEGER_LOOPS(uint64_t)};
 
 typedef void (*scaled_fn)(void *to, const void *left, const void *right, size_t count,
                           double factor);
@@ -302,9 +315,11 @@ void rdt_group_reduce_scaled(rdt_dtype dtype, void *to, const void *left, const 
 rdt_status rdt_group_reduce_check(rdt_dtype dtype, rdt_reduction op) {
   if (rdt_dtype_size(dtype) == 0)
     return rdt_fail(RDT_ERR_INVALID, "%d is no element type", (int)dtype);
-  if (op < RDT_SUM || op > RDT_MEAN)
+  if (op < RDT_SUM || op > RDT_SCALED_SUM)
     return rdt_fail(RDT_ERR_INVALID, "%d is no reduction", (int)op);
-  if (op == RDT_MEAN && dtype > RDT_BFLOAT16)
-    return rdt_fail(RDT_ERR_INVALID, "the mean needs elements of floating point");
+  if ((op == RDT_MEAN || op == RDT_SCALED_SUM) && dtype > RDT_BFLOAT16)
+    return rdt_fail(RDT_ERR_INVALID, "the mean and scaled sums need elements of floating point");
+  if (op >= RDT_AND && op <= RDT_XOR && dtype <= RDT_BFLOAT16)
+    return rdt_fail(RDT_ERR_INVALID, "bitwise reductions need elements that are integers");
   return RDT_OK;
 }

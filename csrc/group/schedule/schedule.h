@@ -48,7 +48,7 @@ typedef struct rdt_group_step {
   rdt_group_step_kind kind;
   uint32_t lane, round; /* sorted by lane, then round */
   uint32_t peer;        /* rank; unused in COPY and ACCUMULATE */
-  uint64_t count;       /* elements, > 0 */
+  uint64_t count;       /* elements; 0 only in an ALL_TO_ALL with offsets */
   bool completes;       /* of REDUCE and ACCUMULATE: `to` has every member's elements then */
   rdt_group_place from, to;
 } rdt_group_step;
@@ -62,10 +62,15 @@ typedef struct rdt_schedule {
 
 /* Everything that a schedule depends on. It is the same at every member, except `rank`. */
 typedef struct rdt_schedule_request {
-  rdt_collective_kind kind; /* not BARRIER, which is an exchange of empty messages */
-  rdt_algorithm algorithm;  /* not AUTO */
+  rdt_collective_kind
+      kind; /* not BARRIER, which is an exchange of empty messages; not SEND or RECEIVE */
+  rdt_algorithm algorithm; /* not AUTO */
   uint32_t rank, size, root;
-  uint64_t count;        /* elements, as in rdt_collective */
+  uint64_t count; /* elements, as in rdt_collective */
+  /* NULL: members have equal parts. Otherwise size + 1 numbers: member r's part is [offsets[r], offsets[r + 1]).
+   * Then the algorithm is FLAT, and messages are not cut. */
+  const uint64_t *offsets;
+  const uint64_t *receive_offsets; /* of ALL_TO_ALL with offsets: where it receives from each */
   uint64_t chunk;        /* the most elements that one message should carry; 0 for no limit */
   const uint32_t *hosts; /* `size` numbers: members with the same one share a host */
   const struct rdt_trees *trees; /* of TREES; may be NULL, and RING serves */

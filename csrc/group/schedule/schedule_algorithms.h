@@ -16,6 +16,10 @@ void rdt_schedule_flat_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_rang
 void rdt_schedule_flat_all_gather(rdt_schedule_builder *b, rdt_schedule_range range);
 void rdt_schedule_flat_broadcast(rdt_schedule_builder *b, rdt_schedule_range range);
 void rdt_schedule_flat_all_to_all(rdt_schedule_builder *b, rdt_schedule_range range);
+void rdt_schedule_flat_gather(rdt_schedule_builder *b, rdt_schedule_range range);
+void rdt_schedule_flat_scatter(rdt_schedule_builder *b, rdt_schedule_range range);
+void rdt_schedule_flat_reduce(rdt_schedule_builder *b, rdt_schedule_range range);
+void rdt_schedule_direct_reduce(rdt_schedule_builder *b, rdt_schedule_range range);
 void rdt_schedule_direct_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range);
 void rdt_schedule_direct_broadcast(rdt_schedule_builder *b, rdt_schedule_range range);
 void rdt_schedule_halving_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range);

@@ -28,7 +28,8 @@ static void add(rdt_schedule_builder *b, rdt_group_step_kind kind, uint32_t peer
                 rdt_group_place from, rdt_group_place to, uint64_t count, bool completes) {
   const rdt_schedule_range piece =
       rdt_schedule_part((rdt_schedule_range){0, count}, b->pieces, b->piece);
-  if (piece.count == 0) return;
+  const bool travels = kind == RDT_STEP_SEND || kind == RDT_STEP_RECEIVE;
+  if (piece.count == 0 && !(travels && b->request->receive_offsets)) return;
   rdt_group_step *step = append(b);
   if (step == NULL) return;
   *step = (rdt_group_step){.kind = kind,

@@ -20,6 +20,14 @@ static inline rdt_schedule_range rdt_schedule_part(rdt_schedule_range range, uin
   return (rdt_schedule_range){range.at + i * least + before, least + (i < longer)};
 }
 
+/* The lane's share of a member's part of the data: `range` of its `part` elements, or all if members have unequal
+ * parts. */
+static inline rdt_schedule_range rdt_schedule_share(const uint64_t *offsets, uint64_t part,
+                                                    uint32_t member, rdt_schedule_range range) {
+  if (offsets) return (rdt_schedule_range){offsets[member], offsets[member + 1] - offsets[member]};
+  return (rdt_schedule_range){member * part + range.at, range.count};
+}
+
 /* The members sorted by host, so that neighbours share one where they can. */
 typedef struct rdt_schedule_topology {
   uint32_t *order;      /* ranks; those of host h are order[starts[h]] .. order[starts[h+1]-1] */
@@ -48,7 +56,8 @@ typedef struct rdt_schedule_builder {
   for (rdt_schedule_cut((b), (longest)); (b)->piece < (b)->pieces; (b)->piece++)
 void rdt_schedule_cut(rdt_schedule_builder *b, uint64_t longest);
 
-/* List the current piece of a step over `count` elements, unless it is empty. */
+/* List the current piece of a step over `count` elements, unless it is empty. Where a member alone knows what it
+ * sends, in an ALL_TO_ALL with offsets, empty messages are listed too, so that members notice when they differ. */
 void rdt_schedule_send(rdt_schedule_builder *b, uint32_t peer, rdt_group_place from,
                        uint64_t count);
 void rdt_schedule_receive(rdt_schedule_builder *b, uint32_t peer, rdt_group_place to,

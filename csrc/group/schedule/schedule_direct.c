@@ -56,6 +56,33 @@ void rdt_schedule_direct_all_reduce(rdt_schedule_builder *b, rdt_schedule_range 
   gather(b, range, sum, size);
 }
 
+/* The others' sums pass through scratch. */
+void rdt_schedule_direct_reduce(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_request *q = b->request;
+  const rdt_schedule_range mine = part_of(b, range, q->rank);
+  const bool root = q->rank == q->root;
+  const rdt_group_place in = rdt_schedule_input(mine.at);
+  const rdt_group_place sum = root ? rdt_schedule_output(mine.at) : rdt_schedule_scratch(mine.at);
+  if (!root) rdt_schedule_need_scratch(b, mine.at + mine.count);
+  scatter(b, range);
+  RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
+    for (uint32_t k = q->size - 1; k > 0; k--)
+      rdt_schedule_reduce(b, peer_after(b, k), k == q->size - 1 ? in : sum, sum, mine.count,
+                          k == 1);
+  }
+  b->round++;
+  RDT_SCHEDULE_PIECES(b, part_of(b, range, 0).count) {
+    if (!root) {
+      rdt_schedule_send(b, q->root, sum, mine.count);
+      continue;
+    }
+    for (uint32_t k = q->size - 1; k > 0; k--) {
+      const rdt_schedule_range part = part_of(b, range, peer_after(b, k));
+      rdt_schedule_receive(b, peer_after(b, k), rdt_schedule_output(part.at), part.count);
+    }
+  }
+}
+
 void rdt_schedule_direct_broadcast(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const rdt_schedule_range mine = part_of(b, range, q->rank);

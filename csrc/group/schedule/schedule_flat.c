@@ -57,14 +57,16 @@ void rdt_schedule_flat_broadcast(rdt_schedule_builder *b, rdt_schedule_range ran
 /* Each member adds up its part of everybody's input. */
 void rdt_schedule_flat_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const uint64_t part = q->count / q->size, count = range.count;
-  const rdt_group_place in = rdt_schedule_input(q->rank * part + range.at),
-                        out = rdt_schedule_output(range.at);
-  const rdt_group_place sum = q->input_is_output ? rdt_schedule_scratch(range.at) : out;
+  const uint64_t part = q->count / q->size;
+  const rdt_schedule_range mine = rdt_schedule_share(q->offsets, part, q->rank, range);
+  const uint64_t at = q->offsets ? 0 : range.at, count = mine.count;
+  const rdt_group_place in = rdt_schedule_input(mine.at), out = rdt_schedule_output(at);
+  const rdt_group_place sum = q->input_is_output ? rdt_schedule_scratch(at) : out;
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_after(b, k);
-      rdt_schedule_send(b, peer, rdt_schedule_input(peer * part + range.at), count);
+      const rdt_schedule_range its = rdt_schedule_share(q->offsets, part, peer, range);
+      rdt_schedule_send(b, peer, rdt_schedule_input(its.at), its.count);
     }
   }
   RDT_SCHEDULE_PIECES(b, range.count) {
@@ -72,24 +74,77 @@ void rdt_schedule_flat_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_rang
       rdt_schedule_reduce(b, peer_before(b, k), k == 1 ? in : sum, sum, count, k + 1 == q->size);
   }
   if (!q->input_is_output) return;
-  rdt_schedule_need_scratch(b, range.at + count);
+  rdt_schedule_need_scratch(b, at + count);
   b->round++;
   RDT_SCHEDULE_PIECES(b, range.count) rdt_schedule_copy(b, sum, out, count);
 }
 
-void rdt_schedule_flat_all_gather(rdt_schedule_builder *b, rdt_schedule_range range) {
+/* Receives the others' parts, and copies this member's. */
+static void collect(rdt_schedule_builder *b, rdt_schedule_range range, rdt_group_place in) {
   const rdt_schedule_request *q = b->request;
-  const rdt_group_place in = rdt_schedule_input(range.at);
-  RDT_SCHEDULE_PIECES(b, range.count) {
-    for (uint32_t k = 1; k < q->size; k++) rdt_schedule_send(b, peer_after(b, k), in, range.count);
-  }
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_before(b, k);
-      rdt_schedule_receive(b, peer, rdt_schedule_output(peer * q->count + range.at), range.count);
+      const rdt_schedule_range its = rdt_schedule_share(q->offsets, q->count, peer, range);
+      rdt_schedule_receive(b, peer, rdt_schedule_output(its.at), its.count);
     }
-    if (!q->input_is_output)
-      rdt_schedule_copy(b, in, rdt_schedule_output(q->rank * q->count + range.at), range.count);
+    const rdt_schedule_range mine = rdt_schedule_share(q->offsets, q->count, q->rank, range);
+    if (!q->input_is_output) rdt_schedule_copy(b, in, rdt_schedule_output(mine.at), mine.count);
+  }
+}
+
+void rdt_schedule_flat_all_gather(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_request *q = b->request;
+  const rdt_group_place in = rdt_schedule_input(q->offsets ? 0 : range.at);
+  const uint64_t count = rdt_schedule_share(q->offsets, q->count, q->rank, range).count;
+  RDT_SCHEDULE_PIECES(b, range.count) {
+    for (uint32_t k = 1; k < q->size; k++) rdt_schedule_send(b, peer_after(b, k), in, count);
+  }
+  collect(b, range, in);
+}
+
+void rdt_schedule_flat_gather(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_request *q = b->request;
+  const rdt_group_place in = rdt_schedule_input(q->offsets ? 0 : range.at);
+  const uint64_t count = rdt_schedule_share(q->offsets, q->count, q->rank, range).count;
+  if (q->rank == q->root) {
+    collect(b, range, in);
+    return;
+  }
+  RDT_SCHEDULE_PIECES(b, range.count) rdt_schedule_send(b, q->root, in, count);
+}
+
+void rdt_schedule_flat_scatter(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_request *q = b->request;
+  const uint64_t part = q->count / q->size;
+  const rdt_schedule_range mine = rdt_schedule_share(q->offsets, part, q->rank, range);
+  const rdt_group_place out = rdt_schedule_output(q->offsets ? 0 : range.at);
+  RDT_SCHEDULE_PIECES(b, range.count) {
+    if (q->rank != q->root) {
+      rdt_schedule_receive(b, q->root, out, mine.count);
+      continue;
+    }
+    for (uint32_t k = 1; k < q->size; k++) {
+      const uint32_t peer = peer_after(b, k);
+      const rdt_schedule_range its = rdt_schedule_share(q->offsets, part, peer, range);
+      rdt_schedule_send(b, peer, rdt_schedule_input(its.at), its.count);
+    }
+    if (!q->input_is_output) rdt_schedule_copy(b, rdt_schedule_input(mine.at), out, mine.count);
+  }
+}
+
+/* The root adds up everybody's input. Nobody reads its memory meanwhile, so the sum may replace its input. */
+void rdt_schedule_flat_reduce(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_request *q = b->request;
+  const rdt_group_place in = rdt_schedule_input(range.at), sum = rdt_schedule_output(range.at);
+  RDT_SCHEDULE_PIECES(b, range.count) {
+    if (q->rank != q->root) {
+      rdt_schedule_send(b, q->root, in, range.count);
+      continue;
+    }
+    for (uint32_t k = 1; k < q->size; k++)
+      rdt_schedule_reduce(b, peer_after(b, k), k == 1 ? in : sum, sum, range.count,
+                          k + 1 == q->size);
   }
 }
 
@@ -97,23 +152,26 @@ void rdt_schedule_flat_all_gather(rdt_schedule_builder *b, rdt_schedule_range ra
  * wait in scratch. */
 void rdt_schedule_flat_all_to_all(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const uint64_t part = q->count / q->size, mine = q->rank * part + range.at;
+  const uint64_t part = q->count / q->size;
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_after(b, k);
-      rdt_schedule_send(b, peer, rdt_schedule_input(peer * part + range.at), range.count);
+      const rdt_schedule_range its = rdt_schedule_share(q->offsets, part, peer, range);
+      rdt_schedule_send(b, peer, rdt_schedule_input(its.at), its.count);
     }
   }
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_before(b, k);
-      const uint64_t at = peer * part + range.at;
-      rdt_schedule_receive(b, peer,
-                           q->input_is_output ? rdt_schedule_scratch(at) : rdt_schedule_output(at),
-                           range.count);
+      const rdt_schedule_range its = rdt_schedule_share(q->receive_offsets, part, peer, range);
+      rdt_schedule_receive(
+          b, peer, q->input_is_output ? rdt_schedule_scratch(its.at) : rdt_schedule_output(its.at),
+          its.count);
     }
+    const rdt_schedule_range from = rdt_schedule_share(q->offsets, part, q->rank, range),
+                             to = rdt_schedule_share(q->receive_offsets, part, q->rank, range);
     if (!q->input_is_output)
-      rdt_schedule_copy(b, rdt_schedule_input(mine), rdt_schedule_output(mine), range.count);
+      rdt_schedule_copy(b, rdt_schedule_input(from.at), rdt_schedule_output(to.at), to.count);
   }
   if (!q->input_is_output) return;
   rdt_schedule_need_scratch(b, q->count);

@@ -96,6 +96,24 @@ static const plan plans[RDT_BARRIER][RDT_ALGORITHM_COUNT] = {
                         [RDT_ALGORITHM_DIRECT] = FLAT(all_to_all),
                         [RDT_ALGORITHM_HIERARCHICAL] = FLAT(all_to_all),
                         [RDT_ALGORITHM_TREES] = RING(all_to_all)},
+    [RDT_GATHER] = {[RDT_ALGORITHM_FLAT] = FLAT(gather),
+                    [RDT_ALGORITHM_HALVING] = FLAT(gather),
+                    [RDT_ALGORITHM_RING] = FLAT(gather),
+                    [RDT_ALGORITHM_DIRECT] = FLAT(gather),
+                    [RDT_ALGORITHM_HIERARCHICAL] = FLAT(gather),
+                    [RDT_ALGORITHM_TREES] = FLAT(gather)},
+    [RDT_SCATTER] = {[RDT_ALGORITHM_FLAT] = FLAT(scatter),
+                     [RDT_ALGORITHM_HALVING] = FLAT(scatter),
+                     [RDT_ALGORITHM_RING] = FLAT(scatter),
+                     [RDT_ALGORITHM_DIRECT] = FLAT(scatter),
+                     [RDT_ALGORITHM_HIERARCHICAL] = FLAT(scatter),
+                     [RDT_ALGORITHM_TREES] = FLAT(scatter)},
+    [RDT_REDUCE] = {[RDT_ALGORITHM_FLAT] = FLAT(reduce),
+                    [RDT_ALGORITHM_HALVING] = FLAT(reduce),
+                    [RDT_ALGORITHM_RING] = {rdt_schedule_direct_reduce, SPLIT_PARTS},
+                    [RDT_ALGORITHM_DIRECT] = {rdt_schedule_direct_reduce, SPLIT_PARTS},
+                    [RDT_ALGORITHM_HIERARCHICAL] = {rdt_schedule_direct_reduce, SPLIT_PARTS},
+                    [RDT_ALGORITHM_TREES] = {rdt_schedule_direct_reduce, SPLIT_PARTS}},
 };
 
 /* A group of one: the result is the input. */
@@ -108,6 +126,7 @@ static plan choose_plan(const rdt_schedule_builder *b) {
   const rdt_schedule_topology *t = &b->topology;
   const plan *of_kind = plans[request->kind];
   if (request->size == 1) return (plan){list_alone, SPLIT_NONE};
+  if (request->offsets) return of_kind[RDT_ALGORITHM_FLAT];
   /* Without two levels, DIRECT is the same or better. */
   if (request->algorithm == RDT_ALGORITHM_HIERARCHICAL &&
       (t->hosts == 1 || t->hosts == request->size))
@@ -120,7 +139,8 @@ static plan choose_plan(const rdt_schedule_builder *b) {
 
 /* Returns the number of elements that lanes share. */
 static uint64_t shared_count(const rdt_schedule_request *request) {
-  const bool parts = request->kind == RDT_REDUCE_SCATTER || request->kind == RDT_ALL_TO_ALL;
+  const bool parts = request->kind == RDT_REDUCE_SCATTER || request->kind == RDT_ALL_TO_ALL ||
+                     request->kind == RDT_SCATTER;
   return parts ? request->count / request->size : request->count;
 }
 

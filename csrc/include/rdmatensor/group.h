@@ -23,7 +23,13 @@ typedef enum rdt_collective_kind {
   RDT_ALL_GATHER = 3,     /* output = input[0], input[1], ... */
   RDT_BROADCAST = 4,      /* output = input of `root`; the others' input is not used */
   RDT_ALL_TO_ALL = 5,     /* the r-th part of output = this rank's part of input[r] */
-  RDT_BARRIER = 6         /* complete when every member started it */
+  RDT_GATHER = 6,         /* as ALL_GATHER, at `root` only; the others' output is not used */
+  RDT_SCATTER = 7,        /* output = this rank's part of the input of `root` */
+  RDT_REDUCE = 8,         /* as ALL_REDUCE, at `root` only; the others' output is not used */
+  RDT_BARRIER = 9,        /* complete when every member started it */
+  RDT_SEND = 10,          /* input goes to member `root`, which receives it */
+  RDT_RECEIVE =
+      11 /* output = input of the SEND of member `root`, or of any, with the same tag[0] */
 } rdt_collective_kind;
 
 typedef enum rdt_dtype {
@@ -46,8 +52,14 @@ typedef enum rdt_reduction {
   RDT_PRODUCT = 2,
   RDT_MIN = 3, /* NaN if any operand is */
   RDT_MAX = 4,
-  RDT_MEAN = 5 /* the sum times 1 / size; floating point only */
+  RDT_MEAN = 5, /* the sum times 1 / size; floating point only */
+  RDT_AND = 6,  /* bit by bit; integers only */
+  RDT_OR = 7,
+  RDT_XOR = 8,
+  RDT_SCALED_SUM = 9 /* the sum times `factor`; floating point only */
 } rdt_reduction;
+
+#define RDT_ANY_MEMBER UINT32_MAX /* `root` of a RECEIVE: whoever sends */
 
 typedef enum rdt_algorithm {
   RDT_ALGORITHM_AUTO = 0,    /* the cheapest by the group's measured costs, see GROUP_ALGORITHM */
@@ -82,6 +94,14 @@ typedef struct rdt_group_options {
  * handler. */
 RDT_API rdt_status rdt_group_create(rdt_device *device, const rdt_group_options *options,
                                     rdt_group **group);
+/* Makes a group of some members of another one, over the same channels and with what was measured for it. Blocks until
+ * all of them have called it. `ranks` has the new group's members in the order of their new ranks, `size` numbers of
+ * the other group, among them this member's; both are the same at all of them, and so is `name`, as in
+ * rdt_group_options. The handle is owned, and lives on when the other group is closed. RDT_ERR_INVALID,
+ * RDT_ERR_PROTOCOL (members differ in the ranks), and the errors of receiving from the members, which name who is
+ * missing. Not from a handler. */
+RDT_API rdt_status rdt_group_split(rdt_group *group, const char *name, const uint32_t *ranks,
+                                   uint32_t size, int timeout_ms, rdt_group **part);
 /* Fails what is under way with RDT_ERR_CANCELLED, here and at the other members, waits for its end, and
  * gives the handle up. Not from a handler or an operation's `done`. NULL is ignored. Before
  * rdt_device_close. */
@@ -98,16 +118,26 @@ typedef struct rdt_collective {
   size_t struct_size; /* sizeof(rdt_collective) */
   rdt_collective_kind kind;
   rdt_dtype dtype;  /* not of BARRIER */
-  rdt_reduction op; /* of ALL_REDUCE and REDUCE_SCATTER */
+  rdt_reduction op; /* of ALL_REDUCE, REDUCE_SCATTER and REDUCE */
+  double factor;    /* of SCALED_SUM; the same at all members */
   rdt_algorithm algorithm;
-  uint32_t root;     /* of BROADCAST */
-  uint64_t tag[2];   /* names the operation: never used twice in a group. Both 0: the number of the
-                              call, where all members make the same calls in the same order */
-  const void *input; /* may be `output` (ALL_GATHER: this member's part of it) */
-  void *output;      /* otherwise they must not overlap */
-  uint64_t count;    /* elements of input: ALL_REDUCE, BROADCAST (any number); REDUCE_SCATTER,
-                              ALL_TO_ALL (a multiple of size); ALL_GATHER (output has size times as many) */
-  int timeout_ms;    /* RDT_ERR_DEADLINE after that */
+  uint32_t root;   /* of BROADCAST, GATHER, SCATTER, REDUCE; the other member of SEND, RECEIVE */
+  uint64_t tag[2]; /* names the operation: never used twice in a group. Both 0: the number of the
+                              call, where all members make the same calls in the same order. SEND, RECEIVE:
+                              see below */
+  const void *
+      input; /* may be `output` (ALL_GATHER, GATHER: this member's part of it; SCATTER: `output` may
+                              be the root's part of `input`) */
+  void *output;   /* otherwise they must not overlap */
+  uint64_t count; /* elements of input: ALL_REDUCE, REDUCE, BROADCAST (any number); REDUCE_SCATTER,
+                              ALL_TO_ALL, SCATTER (a multiple of size); ALL_GATHER, GATHER (output has size
+                              times as many); of what SEND and RECEIVE move */
+  /* NULL: all parts are equal. Otherwise `size` numbers, the elements of each member's part, the same at all
+   * members: of REDUCE_SCATTER, ALL_GATHER, GATHER and SCATTER, whose `count` must agree with them. In place of
+   * ALL_TO_ALL's `count`: what this member sends to each, not in place. Copied. */
+  const uint64_t *counts;
+  const uint64_t *receive_counts; /* of ALL_TO_ALL with counts: what it receives from each */
+  int timeout_ms;                 /* RDT_ERR_DEADLINE after that */
   /* NULL, or asked by rdt_group_run on the calling thread about every 100 ms of waiting: not 0
    * cancels the operation. */
   int (*stop)(void *context);
@@ -118,6 +148,12 @@ typedef struct rdt_collective {
   const char *detail;
   rdt_collective_report *report; /* NULL, or filled until the end of the operation */
 } rdt_collective;
+
+/* SEND and RECEIVE concern two members. What one member sends to another with one tag[0] is received in the order in
+ * which it was sent; a RECEIVE from any member takes what came first. Both must have the same type and count. A SEND
+ * may complete before its RECEIVE begins. tag[1] names the call for rdt_group_cancel here, or is 0. The report of a
+ * RECEIVE says who sent. A member that is gone fails the operations with it, and not the group. Source for the order
+ * in which messages match: MPI 4.1, 3.5. */
 
 /* Runs an operation on the calling thread, which polls for what it waits for. RDT_OK; else the operation
  * failed here and fails at the other members, and no member touches the buffers any more:
