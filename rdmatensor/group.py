@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -23,7 +24,9 @@ from ._api.collective import (
     Algorithm,
     Kind,
     Op,
+    Parts,
     Tree,
+    checked_member,
     checked_tag,
     failure,
     join_options,
@@ -31,7 +34,9 @@ from ._api.collective import (
     new_call,
     number,
     operation_error,
+    parts_of,
     result_of,
+    set_parts,
     tree_rows,
     unusable,
 )
@@ -73,16 +78,22 @@ class Operation(Transfer):
     Do not touch the arrays until it is complete. The group keeps them alive. Any thread may use it.
     """
 
-    __slots__ = ("_group", "_out", "_tag")
+    __slots__ = ("_group", "_out", "_report", "_tag")
     _failure = staticmethod(operation_error)
 
     def __init__(
-        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], out: Any
+        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], out: Any, report: Any
     ) -> None:
         super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
         self._group = group
         self._tag = tag
         self._out: Array = out
+        self._report = report
+
+    @property
+    def source(self) -> int | None:
+        """The rank of the member that sent what a receive has received; None if it is not complete."""
+        return int(self._report.last) if self._report is not None and self.done() else None
 
     def result(self, timeout: float | None = None) -> Array:
         """Wait as wait() does, and return the array that the operation has written."""
@@ -109,7 +120,14 @@ class Group:
     no other unfinished operation has. `detail` is a text that must be equal at all members, such as
     str(array.shape). If it differs, the operation fails, and the error quotes the first line that differs.
 
-    Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" needs floats.
+    Reductions add up, here and in rdmatensor.train, unless `op` says otherwise; "mean" and "scaled_sum"
+    need floats, "and", "or" and "xor" integers. "scaled_sum" multiplies the sum by `factor`, which is the
+    same at all members.
+
+    Where members have unequal parts, `counts` has the length of each one's part along the first axis. It is
+    the same at all members.
+
+    send() and receive() concern two members only, and come in any order with regard to other calls.
 
     Arrays are C-contiguous numpy arrays, or such tensors of another library on the host, by DLPack.
     Reductions take floats, bfloat16 (from ml_dtypes) and integers; operations that only move data take any
@@ -121,7 +139,7 @@ class Group:
     DeadlineExceeded if it is not complete after `timeout` seconds, Cancelled, or ConnectionLost if a member
     is gone. If members disagree and it was complete at one, the next operation fails with UsageError. After
     the error nobody touches its arrays; their contents are undefined. The group stays usable unless a member
-    is gone.
+    is gone; then send() and receive() still work between the others.
 
     Any thread may use the group. It lives until close(), or until the device is closed.
     """
@@ -138,8 +156,13 @@ class Group:
     ) -> None:
         out = ffi.new("rdt_group **")
         options, _texts = join_options(rank, size, root, name, timeout, expect)
-        self.rank = int(options.rank)
-        self.size = int(options.size)
+        with device._call() as handle:
+            check(lib.rdt_group_create(handle, options, out))
+            self._begin(device, out[0], int(options.rank), int(options.size), name)
+
+    def _begin(self, device: Device, handle: Any, rank: int, size: int, name: str) -> None:
+        self.rank = rank
+        self.size = size
         self.name = name
         self._device = device
         self._lock = threading.Lock()
@@ -150,11 +173,8 @@ class Group:
         self._started = 0
         # Operations whose arrays C still uses, oldest first.
         self._pending: deque[Operation] = deque()
-        self._handle: Any = None
-        with device._call() as handle:
-            check(lib.rdt_group_create(handle, options, out))
-            self._handle = out[0]
-            device._groups.add(self)
+        self._handle: Any = handle
+        device._groups.add(self)
 
     @classmethod
     async def ajoin(
@@ -170,6 +190,32 @@ class Group:
         """Join a group, for asyncio. Await its operations by means of start()."""
         return await awaitable(cls, cls.close)(device, rank, size, root, name, timeout, expect)
 
+    @classmethod
+    def _of(cls, device: Device, handle: Any, rank: int, size: int, name: str) -> Group:
+        """Return the object for a group of C's, which it owns. The caller has the device's handle."""
+        group = cls.__new__(cls)
+        group._begin(device, handle, rank, size, name)
+        return group
+
+    def split(self, ranks: Sequence[int], name: str, timeout: float | None = None) -> Group:
+        """Make a group of some members of this one, over the same connections and without measuring.
+
+        All members of the new group call it, with the same ranks of this group, in the order of their ranks
+        in the new one, and the same name. It takes microseconds. The new group lives on when this one is
+        closed. Raises UsageError if they differ, and the errors of receive().
+        """
+        numbers = [whole("a rank", each, most=2**32 - 1) for each in ranks]
+        out = ffi.new("rdt_group **")
+        text = c_text("name", name)
+        with self._device._call():
+            limit = milliseconds(timeout)
+            status = lib.rdt_group_split(
+                self._need_handle(), text, ffi.new("uint32_t[]", numbers), len(numbers), limit, out
+            )
+            if status:
+                raise failure(status)
+            return Group._of(self._device, out[0], numbers.index(self.rank), len(numbers), name)
+
     def all_reduce(
         self,
         array: Array | SupportsDLPack,
@@ -179,11 +225,12 @@ class Group:
         timeout: float | None = None,
         tag: int | None = None,
         detail: str | None = None,
+        factor: float | None = None,
     ) -> Array:
         """Combine all members' arrays by `op`, element by element, with the same bits at each member."""
         same = cast("Array", array)
-        result: Array = same if out is array else result_of("all_reduce", array, out, self.size)
-        self._run("all_reduce", array, result, op, algorithm, 0, timeout, tag, detail)
+        result: Array = same if out is array else self._result("all_reduce", array, out)
+        self._run("all_reduce", array, result, op, algorithm, 0, timeout, tag, detail, None, factor)
         return result
 
     def reduce_scatter(
@@ -195,10 +242,15 @@ class Group:
         timeout: float | None = None,
         tag: int | None = None,
         detail: str | None = None,
+        counts: Sequence[int] | None = None,
+        factor: float | None = None,
     ) -> Array:
-        """Return part `rank` of what all_reduce gives, cut into `size` equal parts along the first axis."""
-        result: Array = result_of("reduce_scatter", array, out, self.size)
-        self._run("reduce_scatter", array, result, op, algorithm, 0, timeout, tag, detail)
+        """Return part `rank` of what all_reduce gives, cut into `size` parts along the first axis."""
+        parts = parts_of("reduce_scatter", counts, None, self.size)
+        result: Array = self._result("reduce_scatter", array, out, parts)
+        self._run(
+            "reduce_scatter", array, result, op, algorithm, 0, timeout, tag, detail, parts, factor
+        )
         return result
 
     def all_gather(
@@ -209,13 +261,15 @@ class Group:
         timeout: float | None = None,
         tag: int | None = None,
         detail: str | None = None,
+        counts: Sequence[int] | None = None,
     ) -> Array:
         """Join all members' arrays along the first axis, in the order of their ranks.
 
         `array` may be this member's part of `out`.
         """
-        result: Array = result_of("all_gather", array, out, self.size)
-        self._run("all_gather", array, result, "sum", algorithm, 0, timeout, tag, detail)
+        parts = parts_of("all_gather", counts, None, self.size)
+        result: Array = self._result("all_gather", array, out, parts)
+        self._run("all_gather", array, result, "sum", algorithm, 0, timeout, tag, detail, parts)
         return result
 
     def broadcast(
@@ -239,14 +293,103 @@ class Group:
         timeout: float | None = None,
         tag: int | None = None,
         detail: str | None = None,
+        counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
     ) -> Array:
         """Join part `rank` of every member's array, in the order of their ranks.
 
-        Arrays are cut as in reduce_scatter. `out` must not be `array`.
+        Arrays are cut as in reduce_scatter. `out` must not be `array`. With unequal parts, `counts` has what
+        this member sends to each, and `receive_counts` what it receives from each.
         """
-        result: Array = result_of("all_to_all", array, out, self.size)
-        self._run("all_to_all", array, result, "sum", algorithm, 0, timeout, tag, detail)
+        parts = parts_of("all_to_all", counts, receive_counts, self.size)
+        result: Array = self._result("all_to_all", array, out, parts)
+        self._run("all_to_all", array, result, "sum", algorithm, 0, timeout, tag, detail, parts)
         return result
+
+    def gather(
+        self,
+        array: Array | SupportsDLPack,
+        root: int = 0,
+        out: Array | SupportsDLPack | None = None,
+        timeout: float | None = None,
+        tag: int | None = None,
+        detail: str | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Array | None:
+        """Join all members' arrays as all_gather does, at rank `root`. The others return None."""
+        parts = parts_of("gather", counts, None, self.size)
+        result: Array | None = self._result("gather", array, out, parts, root)
+        self._run("gather", array, result, "sum", "auto", root, timeout, tag, detail, parts)
+        return result
+
+    def scatter(
+        self,
+        array: Array | SupportsDLPack | None = None,
+        root: int = 0,
+        out: Array | SupportsDLPack | None = None,
+        timeout: float | None = None,
+        tag: int | None = None,
+        detail: str | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Array:
+        """Return part `rank` of rank `root`'s array, which is cut as in reduce_scatter.
+
+        The others pass `out`, and their `array` is not used. At the root, `out` may be its part of `array`.
+        """
+        parts = parts_of("scatter", counts, None, self.size)
+        given = array if self.rank == root else None
+        result: Array = self._result("scatter", given, out, parts, root)
+        self._run("scatter", given, result, "sum", "auto", root, timeout, tag, detail, parts)
+        return result
+
+    def reduce(
+        self,
+        array: Array | SupportsDLPack,
+        root: int = 0,
+        out: Array | SupportsDLPack | None = None,
+        op: Op = "sum",
+        algorithm: Algorithm = "auto",
+        timeout: float | None = None,
+        tag: int | None = None,
+        detail: str | None = None,
+        factor: float | None = None,
+    ) -> Array | None:
+        """Combine all members' arrays as all_reduce does, at rank `root`. The others return None."""
+        result: Array | None = self._result("reduce", array, out, None, root)
+        self._run("reduce", array, result, op, algorithm, root, timeout, tag, detail, None, factor)
+        return result
+
+    def send(
+        self,
+        array: Array | SupportsDLPack,
+        to: int,
+        tag: int = 0,
+        timeout: float | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Send an array to rank `to`, which receives it with the same dtype and number of elements.
+
+        What one member sends to another with one tag, from 0 to 2**63 - 1, is received in the order in which
+        it was sent. A short array may have been sent before it is received.
+        """
+        to = checked_member("to", to)
+        self._run("send", array, None, "sum", "auto", to, timeout, tag, detail)
+
+    def receive(
+        self,
+        array: Array | SupportsDLPack,
+        source: int | None = None,
+        tag: int = 0,
+        timeout: float | None = None,
+        detail: str | None = None,
+    ) -> int:
+        """Fill an array with what rank `source` sent with this tag. Return the rank that sent it.
+
+        Without a source, take what any member sent first.
+        """
+        root, report = checked_member("source", source), ffi.new("rdt_collective_report *")
+        self._run("receive", None, array, "sum", "auto", root, timeout, tag, detail, report=report)
+        return int(report.last)
 
     def barrier(
         self, timeout: float | None = None, tag: int | None = None, detail: str | None = None
@@ -262,42 +405,64 @@ class Group:
         *,
         op: Op = "sum",
         algorithm: Algorithm = "auto",
-        root: int = 0,
+        root: int | None = 0,
         timeout: float | None = None,
         tag: int | None = None,
         detail: str | None = None,
+        counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        factor: float | None = None,
     ) -> Operation:
         """Start the operation that the method of this name runs, and return at once.
 
         Started operations run at the same time. Without tags they are matched in the order in which each
-        member starts them; other calls in between do not matter.
+        member starts them; other calls in between do not matter. In a "send", `root` is the rank that
+        receives; in a "receive", the one that sends (None: any), and `array` is filled.
         """
+        parts = parts_of(kind, counts, receive_counts, self.size)
+        root = checked_member("root", root)
+        pair = kind in _PAIRS
         if kind == "barrier":
             array = out = _NOTHING
-        elif array is None:
+        elif array is None and kind != "scatter":
             raise UsageError(f"{kind} needs an array")
-        elif out is not array:
-            out = array if kind == "broadcast" else result_of(kind, array, out, self.size)
-        array, into, detail = known(kind, *_arrays(array, out), detail)
-        call = new_call(kind, array, op, algorithm, root)
+        elif pair:
+            array, out = (array, None) if kind == "send" else (None, array)
+        elif kind == "scatter" and self.rank != root:
+            array, out = None, self._result(kind, None, out, parts, root)
+        elif out is not array or kind in ("gather", "reduce"):
+            out = array if kind == "broadcast" else self._result(kind, array, out, parts, root)
+        source, into = _arrays(array, out)
+        row = _row_of(source if source is not None else into)
+        given, source, into, detail, unit = known(kind, source, into, detail)
+        call = new_call(kind, given, op, algorithm, root)
         try:
-            call.output = target = from_buffer(BYTES, into, True)
-            call.input = source = from_buffer(BYTES, array)
+            call.output = target = ffi.NULL if into is None else from_buffer(BYTES, into, True)
+            call.input = local = ffi.NULL if source is None else from_buffer(BYTES, source)
         except (BufferError, TypeError, ValueError) as error:
-            raise unusable(array, into, error) from None
-        call.count = array.size
+            raise unusable(source, into, error) from None
+        call.count = given.size
+        keep = self._set_more(call, kind, source, parts, row * unit, factor)
         call.timeout_ms = milliseconds(timeout)
         call.detail = text = ffi.NULL if detail is None else c_text("detail", detail)
+        if kind == "receive":
+            call.report = report = ffi.new("rdt_collective_report *")
+        else:
+            report = None
         transfer = ffi.new("rdt_transfer **")
         with self._lock:
-            if tag is None:
-                self._started += 1
-            call.tag = halves = (self._started, TAG_STARTED) if tag is None else checked_tag(tag)
+            self._started += tag is None or pair
+            if pair:
+                halves = checked_tag(tag or 0)[0], _PAIR | self._started
+            else:
+                halves = (self._started, TAG_STARTED) if tag is None else checked_tag(tag)
+            call.tag = halves
             status = lib.rdt_group_submit(self._need_handle(), call, transfer)
             if status < 0:
                 raise failure(status)
-            del text  # C has copied it
-            operation = Operation(self, transfer[0], (source, target), halves, out)
+            del text, keep  # C has copied them
+            result = into if kind == "receive" else out
+            operation = Operation(self, transfer[0], (local, target), halves, result, report)
             self._pending.append(operation)
         drop_complete(self._pending)
         return operation
@@ -414,39 +579,63 @@ class Group:
     def __repr__(self) -> str:
         return f"<Group {self.name!r}, rank {self.rank} of {self.size}>"
 
+    def _result(
+        self, kind: str, array: Any, out: Any, parts: Parts | None = None, root: int | None = None
+    ) -> Any:
+        """Return where this member's result goes; None if it has none."""
+        if kind in ("gather", "reduce") and self.rank != root:
+            return None
+        return result_of(kind, array, out, self.size, parts, self.rank)
+
     def _run(
         self,
         kind: str,
-        array: Array | SupportsDLPack,
-        out: Array | SupportsDLPack,
+        array: Array | SupportsDLPack | None,
+        out: Array | SupportsDLPack | None,
         op: str,
         algorithm: str,
         root: int,
         timeout: float | None,
         tag: int | None,
         detail: str | None,
+        parts: Parts | None = None,
+        factor: float | None = None,
+        report: Any = None,
     ) -> None:
-        array, out = _arrays(array, out)
+        source, into = _arrays(array, out)
+        given = whole_array = source if source is not None else into
+        unit = 1
         try:
-            free = self._slots[kind, array.dtype, op, algorithm, root]
+            free = self._slots[kind, given.dtype, op, algorithm, root]
             slot = free.pop()
         except (AttributeError, IndexError, KeyError, TypeError):
-            array, out, detail = known(kind, array, out, detail)
-            free, slot = self._new_slot(kind, array, op, algorithm, root)
+            given, source, into, detail, unit = known(kind, source, into, detail)
+            free, slot = self._new_slot(kind, given, op, algorithm, root)
         handle, call = slot
+        count = given.size
+        special = parts is not None or factor is not None or op == "scaled_sum" or source is None
         try:
             try:
-                target = from_buffer(BYTES, out, True)
-                source = target if array is out else from_buffer(BYTES, array)
+                target = ffi.NULL if into is None else from_buffer(BYTES, into, True)
+                if source is into:
+                    local = target
+                else:
+                    local = ffi.NULL if source is None else from_buffer(BYTES, source)
             except (BufferError, TypeError, ValueError) as error:
-                raise unusable(array, out, error) from None
+                raise unusable(source, into, error) from None
+            if special:
+                call.count = count
+                row = _row_of(whole_array) * unit
+                keep = self._set_more(call, kind, source, parts, row, factor)  # noqa: F841
+                call.report = ffi.NULL if report is None else report
+                count = call.count
             if timeout is not None:
                 call.timeout_ms = milliseconds(timeout)
             if tag is not None:
-                call.tag = checked_tag(tag)
+                call.tag = (checked_tag(tag)[0], 0) if kind in _PAIRS else checked_tag(tag)
             if detail is not None:
                 call.detail = text = c_text("detail", detail)  # noqa: F841
-            status = _group_run(handle, call, source, target, array.size)
+            status = _group_run(handle, call, local, target, count)
             if status:
                 raise failure(status)
         finally:
@@ -454,7 +643,20 @@ class Group:
                 call.timeout_ms, call.tag = lib.RDT_TIMEOUT_DEFAULT, (0, 0)
             if detail is not None:
                 call.detail = ffi.NULL
+            if special:
+                call.counts = call.receive_counts = call.report = ffi.NULL
             free.append(slot)
+
+    def _set_more(
+        self, call: Any, kind: str, array: Any, parts: Parts | None, row: int, factor: float | None
+    ) -> Any:
+        """Fill in what few operations have. Return what must live until C has copied it."""
+        if (factor is not None) != (call.op == lib.RDT_SCALED_SUM):
+            raise UsageError("a scaled_sum needs a factor, and nothing else has one")
+        call.factor = factor or 0.0
+        if kind == "scatter" and array is None:
+            call.count = call.count * self.size if parts is None else sum(parts.counts) * row
+        return None if parts is None else set_parts(call, parts, row)
 
     def _new_slot(
         self, kind: str, array: Array, op: str, algorithm: str, root: int
@@ -491,10 +693,15 @@ class Group:
             ffi.gc(operation._handle, None)
 
 
-def _arrays(array: Array | SupportsDLPack, out: Array | SupportsDLPack) -> tuple[Array, Array]:
+def _arrays(array: Any, out: Any) -> tuple[Any, Any]:
     """Return the memory of an operation's arrays, which may be tensors of another library."""
     local = shared(array)
     return local, local if out is array else shared(out)
+
+
+def _row_of(array: Any) -> int:
+    """Return the elements of each row of an array."""
+    return math.prod(array.shape[1:])
 
 
 # A call's handle and arguments; and the key of calls that can reuse them.
@@ -503,4 +710,8 @@ _Key = tuple[str, "np.dtype[Any]", str, str, int]
 
 _group_run = lib.rdt_python_run
 _NOTHING = np.empty(0, np.uint8)
+_PAIRS = ("send", "receive")
+_PAIR = (
+    1 << 62
+)  # in the second half of the tags of started sends and receives, which names them here
 _LONGEST_END = 5.0  # seconds in which cancelled calls of other threads return

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -20,11 +21,22 @@ BYTES = ffi.typeof("char[]")
 # The upper half of a tag: one value for tags that users give, one for started operations without a tag.
 TAG_GIVEN = 1 << 63 | 1
 TAG_STARTED = 1 << 63 | 2
+ANY_MEMBER = 2**32 - 1
 
-Op: TypeAlias = Literal["sum", "product", "min", "max", "mean"]
+Op: TypeAlias = Literal["sum", "product", "min", "max", "mean", "and", "or", "xor", "scaled_sum"]
 Algorithm: TypeAlias = Literal["auto", "flat", "halving", "ring", "direct", "hierarchical", "trees"]
 Kind: TypeAlias = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "reduce",
+    "barrier",
+    "send",
+    "receive",
 ]
 
 KINDS: dict[str, int] = {
@@ -33,7 +45,12 @@ KINDS: dict[str, int] = {
     "all_gather": lib.RDT_ALL_GATHER,
     "broadcast": lib.RDT_BROADCAST,
     "all_to_all": lib.RDT_ALL_TO_ALL,
+    "gather": lib.RDT_GATHER,
+    "scatter": lib.RDT_SCATTER,
+    "reduce": lib.RDT_REDUCE,
     "barrier": lib.RDT_BARRIER,
+    "send": lib.RDT_SEND,
+    "receive": lib.RDT_RECEIVE,
 }
 _OPS: dict[str, int] = {
     "sum": lib.RDT_SUM,
@@ -41,6 +58,10 @@ _OPS: dict[str, int] = {
     "min": lib.RDT_MIN,
     "max": lib.RDT_MAX,
     "mean": lib.RDT_MEAN,
+    "and": lib.RDT_AND,
+    "or": lib.RDT_OR,
+    "xor": lib.RDT_XOR,
+    "scaled_sum": lib.RDT_SCALED_SUM,
 }
 ALGORITHMS: dict[str, int] = {
     _text(lib.rdt_algorithm_name(number)): number for number in range(lib.RDT_ALGORITHM_COUNT)
@@ -88,8 +109,11 @@ def number(what: str, name: str, table: dict[str, int]) -> int:
 _codes: dict[np.dtype[Any], int] = {}
 
 
-# Operations that take arrays of any dtype, because they only move bytes.
-_MOVES = ("all_gather", "broadcast", "all_to_all")
+# Operations that combine elements. The others take arrays of any dtype, because they only move bytes.
+_COMBINES = ("all_reduce", "reduce_scatter", "reduce")
+# Operations whose array has the parts of all members along its first axis; and those whose result has.
+_CUT = ("reduce_scatter", "all_to_all", "scatter")
+_JOINED = ("all_gather", "gather")
 
 
 def _dtype_code(array: Array) -> int | None:
@@ -110,7 +134,7 @@ def check_dtype(kind: str, array: Array) -> None:
     dtype = array.dtype
     if dtype.hasobject:
         raise UsageError(f"dtype {dtype} holds Python objects, which have no bytes to send")
-    if kind not in _MOVES or not dtype.itemsize:
+    if kind in _COMBINES or not dtype.itemsize:
         raise UsageError(
             f"arrays of dtype {dtype} cannot be combined: use one of {', '.join(_DTYPES)} in "
             "native byte order, or a view as one"
@@ -118,17 +142,57 @@ def check_dtype(kind: str, array: Array) -> None:
 
 
 def known(
-    kind: str, array: Array, out: Array, detail: str | None
-) -> tuple[Array, Array, str | None]:
-    """Return arrays that C knows: the same, or their bytes with the dtype in the detail."""
-    if _dtype_code(array) is not None:
-        return array, out, detail
-    check_dtype(kind, array)
-    if not (array.flags.c_contiguous and out.flags.c_contiguous):
-        raise unusable(array, out, TypeError("not C-contiguous"))
-    moved = array.reshape(-1).view(np.uint8)
-    into = moved if out is array else out.reshape(-1).view(np.uint8)
-    return moved, into, f"dtype {array.dtype}" + ("" if detail is None else f"\n{detail}")
+    kind: str, array: Array | None, out: Array | None, detail: str | None
+) -> tuple[Array, Array | None, Array | None, str | None, int]:
+    """Return the array that decides dtype and count, and both, as C knows them.
+
+    They are the same, or their bytes, with the dtype in the detail. The last result is how many elements
+    for C each of their elements has.
+    """
+    given = array if array is not None else out
+    assert given is not None
+    if _dtype_code(given) is not None:
+        return given, array, out, detail, 1
+    check_dtype(kind, given)
+    for each in (array, out):
+        if each is not None and not each.flags.c_contiguous:
+            raise unusable(array, out, TypeError("not C-contiguous"))
+    moved = given.reshape(-1).view(np.uint8)
+    source = None if array is None else moved
+    into = moved if out is given else None if out is None else out.reshape(-1).view(np.uint8)
+    heading = f"dtype {given.dtype}" + ("" if detail is None else f"\n{detail}")
+    return moved, source, into, heading, given.dtype.itemsize
+
+
+class Parts(NamedTuple):
+    """The lengths of members' parts along the first axis: those of the array, or of the result.
+
+    In an all_to_all, `counts` has what this member sends to each, and `receive_counts` what it receives.
+    """
+
+    counts: tuple[int, ...]
+    receive_counts: tuple[int, ...] | None = None
+
+
+def _numbers(name: str, given: Sequence[int], members: int) -> tuple[int, ...]:
+    if len(given) != members:
+        raise UsageError(f"{name} has {len(given)} numbers: the group has {members} members")
+    return tuple(whole(f"a number in {name}", each) for each in given)
+
+
+def parts_of(
+    kind: str, counts: Sequence[int] | None, receive_counts: Sequence[int] | None, members: int
+) -> Parts | None:
+    """Return the parts that a caller gave, or None if all are equal. Raises UsageError."""
+    if counts is None and receive_counts is None:
+        return None
+    sent, received = (
+        None if given is None else _numbers(name, given, members)
+        for name, given in (("counts", counts), ("receive_counts", receive_counts))
+    )
+    if sent is None or (kind == "all_to_all") != (received is not None):
+        raise UsageError("an all_to_all of unequal parts needs both counts and receive_counts")
+    return Parts(sent, received)
 
 
 def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any:
@@ -145,43 +209,81 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     return call
 
 
-def result_of(kind: str, array: Any, out: Any, members: int) -> Any:
-    """Return `out` if it fits the result of an operation among `members`, or a new array if it is None."""
+def result_of(kind: str, array: Any, out: Any, members: int, parts: Parts | None, rank: int) -> Any:
+    """Return `out` if it fits the result of an operation at member `rank`, or a new array if it is None.
+
+    `array` may be None for a scatter at a member that is not the root; then `out` is needed.
+    """
+    if array is None:
+        if out is None:
+            raise UsageError(f"{kind} needs out at members that are not the root")
+        given = shared(out)
+        check_dtype(kind, given)
+        if parts is not None and given.shape[:1] != (parts.counts[rank],):
+            raise UsageError(
+                f"out has shape {given.shape}, this member has {parts.counts[rank]} rows"
+            )
+        return out
     array, given = shared(array), shared(out)
     check_dtype(kind, array)
-    size = array.size
-    if kind == "all_gather":
-        size *= members
-    elif kind != "all_reduce":
-        if array.shape[:1] == () or array.shape[0] % members:
-            raise UsageError(
-                f"{kind} cannot cut the first axis of shape {array.shape} into {members} parts"
-            )
-        if kind == "reduce_scatter":
-            size //= members
+    shape = _result_shape(kind, array.shape, members, parts, rank)
     if out is None:
-        return np.empty(_result_shape(kind, array.shape, members), array.dtype)
+        return np.empty(shape, array.dtype)
     check_dtype(kind, given)
     if given.dtype != array.dtype:
         raise UsageError(f"out has dtype {given.dtype}, array has {array.dtype}")
+    size = math.prod(shape)
     if given.size != size:
         raise UsageError(f"out has {given.size} elements, the result of {kind} has {size}")
     return out
 
 
-def _result_shape(kind: str, shape: tuple[int, ...], members: int) -> tuple[int, ...]:
-    if kind == "all_gather":
+def _result_shape(
+    kind: str, shape: tuple[int, ...], members: int, parts: Parts | None, rank: int
+) -> tuple[int, ...]:
+    if kind in _CUT:
+        if shape == () or (parts is None and shape[0] % members):
+            raise UsageError(
+                f"{kind} cannot cut the first axis of shape {shape} into {members} parts"
+            )
+        if parts is not None and shape[0] != sum(parts.counts):
+            raise UsageError(f"the array has {shape[0]} rows, the counts say {sum(parts.counts)}")
+        if parts is not None:
+            received = parts.receive_counts
+            rows = parts.counts[rank] if received is None else sum(received)
+        else:
+            rows = shape[0] if kind == "all_to_all" else shape[0] // members
+        return (rows, *shape[1:])
+    if kind not in _JOINED:
+        return shape
+    if parts is None:
         return (members * shape[0], *shape[1:]) if shape else (members,)
-    if kind == "reduce_scatter":
-        return (shape[0] // members, *shape[1:])
-    return shape
+    if shape[:1] != (parts.counts[rank],):
+        raise UsageError(f"the array has shape {shape}, this member has {parts.counts[rank]} rows")
+    return (sum(parts.counts), *shape[1:])
 
 
-def unusable(array: Array, out: Array, error: Exception) -> UsageError:
+def set_parts(call: Any, parts: Parts, row: int) -> Any:
+    """Give the call members' parts, whose rows have `row` elements. Return what must live as long."""
+    arrays = [
+        ffi.NULL if each is None else ffi.new("uint64_t[]", [count * row for count in each])
+        for each in parts
+    ]
+    call.counts, call.receive_counts = arrays
+    return arrays
+
+
+def unusable(array: Array | None, out: Array | None, error: Exception) -> UsageError:
     """Return the error that says why the bytes of one of the arrays cannot be used."""
-    if array.flags.c_contiguous and not out.flags.writeable:
+    good = array is None or array.flags.c_contiguous
+    if good and out is not None and not out.flags.writeable:
         return UsageError("the array that the result goes into is read-only")
-    return buffers.unusable(out if array.flags.c_contiguous else array, error)
+    return buffers.unusable(out if good else array, error)
+
+
+def checked_member(what: str, member: int | None) -> int:
+    """Return the number of another member for C, which has one for any (None)."""
+    return ANY_MEMBER if member is None else whole(what, member, most=ANY_MEMBER - 1)
 
 
 def checked_tag(tag: int) -> tuple[int, int]:
