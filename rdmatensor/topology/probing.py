@@ -31,7 +31,8 @@ _DEPTH = 4  # transfers under way
 _PIECES = 16  # of a flow: no queue of a transport is shorter
 _PINGS = 20
 _LINE = 64  # bytes between two members' counters
-_STAMP = 16  # bytes at a piece's end: the measurement's number, the piece's number
+_STAMP = 16  # bytes at a piece's end: its numbers in a word, and the inverted word
+_PART = 32  # bits of the piece's number; those above are the measurement's
 
 
 def probe(group: Group, seconds: float = 0.1, timeout: float = 60.0) -> Topology:
@@ -293,7 +294,8 @@ class Prober:
             if number >= places:
                 posted[number - places].wait(self._timeout)
             piece = source[number % places]
-            piece[-_STAMP:].view(np.int64)[:] = self._measured, number
+            word = self._measured << _PART | number
+            piece[-_STAMP:].view(np.int64)[:] = word, ~word
             posted.append(region.write(piece, at + number % places * nbytes))
             if time.monotonic() > end:
                 break
@@ -308,8 +310,10 @@ class Prober:
             return 0, 0, 1
         at = 2 * self._size * _LINE + flow[0] * self._share
         pieces = self._region.array[at : at + places * nbytes].reshape(places, nbytes)
-        stamps = pieces[:, -_STAMP:].view(np.int64)
-        numbers = stamps[stamps[:, 0] == self._measured, 1]
+        # Of a piece that is arriving, part of the stamp is what lay there before.
+        words, inverted = pieces[:, -_STAMP:].view(np.int64).T.copy()
+        whole = (words == ~inverted) & (words >> _PART == self._measured)
+        numbers = words[whole] & ((1 << _PART) - 1)
         return nbytes, int((numbers // places + 1).sum()), count
 
     def _watch(self, flows: Sequence[Flow], rates: Matrix) -> None:

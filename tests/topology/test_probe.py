@@ -114,6 +114,35 @@ def test_what_is_inferred() -> None:
     assert found.capacity[:4, 4].tolist() == [1e9] * 4
 
 
+def test_a_piece_that_is_arriving(place: Place) -> None:
+    """It counts once all of its stamp is there, wherever the bytes that arrived end."""
+    team = place.here(["", ""])
+    team.run(
+        """
+        from rdmatensor.topology.probing import Prober
+        with Prober(group) as prober:
+            prober._measured, prober._rates[1, 0] = 7, 1e6
+            if rank == 1:
+                prober._send((1, 0))
+            group.barrier()
+            counts = []
+            if rank == 0:
+                nbytes, *all_came = prober._pieces_here((1, 0))
+                end = 2 * size * 64 + prober._share + nbytes
+                stamp = slice(end - 16, end)
+                arrived = prober._region.array[stamp].copy()
+                for length in range(17):
+                    prober._region.array[stamp] = 1  # as all of it was before
+                    prober._region.array[end - 16 : end - 16 + length] = arrived[:length]
+                    counts.append(prober._pieces_here((1, 0))[1])
+            group.barrier()
+        """
+    )
+    came, count = team.peers[0].get("all_came")
+    assert came == count > 1
+    assert team.peers[0].get("counts") == [count - 1] * 16 + [count]
+
+
 def test_a_member_that_dies(place: Place) -> None:
     team = place.here(["", "", ""])
     for peer in team.peers:
