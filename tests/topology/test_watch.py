@@ -12,8 +12,8 @@ from rdmatensor.topology.watch import Pauses, scaled
 from topology.conftest import Place, members
 from transport.teams import Team
 
-CHECKS = 20  # of so many in a row, five pack: there are pauses
-FAST, SLOW = 6e6, 5e5
+CHECKS = 6  # of so many in a row, three pack: there are pauses
+FAST, SLOW = 6e6, 1e6
 TIMES = """
 def reduced(count):
     "Seconds of all-reduces along the trees, whose values are right."
@@ -54,14 +54,14 @@ def test_rates_recover(place: Place) -> None:
     triangle(team)
     assert share_of_the_slow_link(team) > 0.4
     for peer in team.peers:
-        peer.start("during = reduced(500_000)")
+        peer.start("during = reduced(300_000)")
     for ends in (("m0", "m1"), ("m1", "m0")):
         emulation.shape(*ends, SLOW)
     for peer in team.peers:
         peer.finish()
     slow = max(team.get("reduced(200_000)"))
     outcomes = []
-    # On a busy machine, a measurement may say that the new trees are slower.
+    # A machine that is busy with something else may make the new trees slow while they are timed.
     for _ in range(CHECKS):
         outcomes.append(team.get("watch.check()"))
         if share_of_the_slow_link(team) < 0.3:
