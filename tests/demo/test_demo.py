@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.network import two_hosts
 
+# Trains several times: 40 s on a busy machine with two processors.
+pytestmark = pytest.mark.timeout(400)
 COMPARE = Path(__file__).parents[2] / "examples" / "demo" / "compare.py"
 
 
