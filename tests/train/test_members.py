@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,37 @@ def test_a_shortage_does_not_end_the_search(place: Open, other: rdmatensor.Store
         members._lose(1)
         until("rank 1 was not reached", lambda: members.reachable == [1])
         assert not short
+
+
+def test_who_comes_back_waits_for_one_that_is_slow(
+    place: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody answers at first, as when they are stopped for seconds: they have not ended."""
+    there = place(1)
+    assert there.device is not None
+    opened = partial(rdmatensor.Store, there.device, 1, 2, 0, 4096, there.name_of_next_store())
+    with ExitStack() as stack:
+
+        class Early(rdmatensor.Store):
+            def connect(self, rank: int, address: str, timeout: float | None = None) -> None:
+                try:
+                    super().connect(rank, address, 0.1)
+                except rdmatensor.RegionError:
+                    stack.enter_context(opened())
+                    raise
+
+        monkeypatch.setattr("rdmatensor.train.sync.members.Store", Early)
+        with closing(Members(place(0), 0, 4096)) as members:
+            assert members.reachable == [1]
+
+
+def test_who_comes_back_says_that_nobody_is_there(place: Open) -> None:
+    run = place(0)
+    run.timeout = 0.1
+    with pytest.raises(
+        rdmatensor.ConnectionLost, match=r"none of the others within 0.1 s \(.*store"
+    ):
+        Members(run, 0, 4096)
 
 
 def test_whoever_hears_nothing_trains_alone(place: Open, other: rdmatensor.Store) -> None:

@@ -73,16 +73,27 @@ class Members:
         run.group.barrier(timeout=run.timeout)
 
     def _come_back(self, run: Membership) -> None:
-        for other in self.others:
-            try:
-                self.store.connect(other, run.addresses[other], 2 * _AGAIN)
-            except _UNREACHED:
-                self._lose(other)
-        if len(self._away) == run.size - 1:
-            raise ConnectionLost(
-                f"rank {run.rank} comes back, but all others have ended: start all again",
-                "CONNECTION_LOST",
-            )
+        """Reach one of the others at least. One that is stopped, or whose host is busy, may answer late."""
+        end = time.monotonic() + run.timeout
+        while True:
+            unreached: dict[int, RdmaError] = {}
+            for other in self.others:
+                try:
+                    self.store.connect(other, run.addresses[other], 2 * _AGAIN)
+                except _UNREACHED as error:
+                    unreached[other] = error
+            if len(unreached) < len(self.others):
+                break
+            if time.monotonic() >= end:
+                last = list(unreached.values())[-1]
+                raise ConnectionLost(
+                    f"rank {run.rank} comes back, but reaches none of the others within {run.timeout} s "
+                    f"({last}): start all again",
+                    "CONNECTION_LOST",
+                ) from last
+            time.sleep(_LOOK)
+        for other in unreached:
+            self._lose(other)
 
     def offer(self, x: Array, step: int) -> None:
         """Let a process that was lost read the model when it comes back. Call it now and then.
