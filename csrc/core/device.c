@@ -262,6 +262,7 @@ rdt_status rdt_device_stats(const rdt_device *device, rdt_stats *stats) {
   LOAD(write_bytes);
   LOAD(reads);
   LOAD(read_bytes);
+  LOAD(atomics);
   LOAD(notifies_sent);
   LOAD(notifies_received);
   LOAD(notify_bytes_sent);

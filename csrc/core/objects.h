@@ -28,7 +28,7 @@
 #define RDT_HOST_ID_SIZE 64
 
 typedef struct rdt_counters {
-  _Atomic uint64_t writes, write_bytes, reads, read_bytes;
+  _Atomic uint64_t writes, write_bytes, reads, read_bytes, atomics;
   _Atomic uint64_t notifies_sent, notifies_received, notify_bytes_sent, notify_bytes_received;
   _Atomic uint64_t queued, doorbells, wakeups, channels_opened, channels_lost, regions,
       region_bytes;
@@ -269,6 +269,14 @@ struct rdt_channel {
   rdt_pool *pool;                      /* the memory of regions for this peer only; may be NULL */
 };
 
+/* Whether the channel's peer may use atomic operations on a region. The number goes over the wire. */
+typedef enum rdt_region_atomics {
+  RDT_REGION_ATOMIC = 0,
+  RDT_REGION_UNALIGNED = 1, /* its words are not aligned */
+  RDT_REGION_MIXED =
+      2 /* those of others, over other transports, would not be atomic with the peer's */
+} rdt_region_atomics;
+
 struct rdt_remote_region {
   atomic_int refs;
   void (*free)(rdt_remote_region *region);
@@ -276,6 +284,7 @@ struct rdt_remote_region {
   rdt_channel *channel;
   rdt_mapping *mapping;
   rdt_region_info info;
+  rdt_region_atomics atomics;
   bool allocated; /* by this channel: the peer frees it after the last handle */
 };
 

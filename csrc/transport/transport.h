@@ -10,9 +10,9 @@
  *
  * The core checks every argument, keeps the software queue, the order of operations, deadlines and
  * life cycle; a transport only moves bytes. Calls on one endpoint: create and connect come first,
- * destroy last; doorbell, notify, probe, stop, region_grant and, unless the transport is synchronous, write and
- * read run under the channel's send lock; poll, abort, arm and disarm on one thread at a time, but at the same
- * time as those. Domain and region functions may run on any thread. Functions marked optional may be NULL.
+ * destroy last; doorbell, notify, probe, stop, region_grant and, unless the transport is synchronous, write,
+ * read and atomic run under the channel's send lock; poll, abort, arm and disarm on one thread at a time, but at
+ * the same time as those. Domain and region functions may run on any thread. Functions marked optional may be NULL.
  */
 #ifndef RDT_TRANSPORT_TRANSPORT_H
 #define RDT_TRANSPORT_TRANSPORT_H
@@ -59,12 +59,19 @@ typedef struct rdt_events {
   void (*completed)(void *context, rdt_request *request, rdt_status status);
 } rdt_events;
 
+/* What the atomic operations of an endpoint's peer, on memory here, are atomic with. */
+typedef enum rdt_atomics {
+  RDT_ATOMICS_NONE,   /* one of the two ends cannot do any */
+  RDT_ATOMICS_DEVICE, /* only with those that came through the same domain */
+  RDT_ATOMICS_CPU     /* also with those of this machine's processors */
+} rdt_atomics;
+
 typedef struct rdt_transport {
   const char *name;
-  uint32_t capabilities; /* rdt_capability bits */
+  uint32_t capabilities; /* rdt_capability bits, but for RDT_CAP_ATOMIC */
   uint32_t memory_kinds; /* rdt_memory_kind bits: what region_register takes */
-  /* write and read are complete on return, need no credit and no `request`, do not change *op,
-   * and may run on many threads at once. */
+  /* write, read and atomic are complete on return, need no credit and no `request`, do not change
+   * *op, and may run on many threads at once. */
   bool synchronous;
   /* The transport is for peers on this host. Endpoints meet over a unix socket, which proves the
    * user and carries descriptors, and whose end says that the peer holds nothing of ours any
@@ -118,6 +125,12 @@ typedef struct rdt_transport {
                       rdt_request *request);
   rdt_status (*read)(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                      rdt_request *request);
+  /* Executes the atomic operation *op as one piece, after the short writes posted before it. Returns what
+   * write returns. The core has checked the alignment of the word as far as the peer tells the truth. */
+  rdt_status (*atomic)(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                       rdt_request *request);
+  /* Optional, for transports whose devices execute them; otherwise it is RDT_ATOMICS_CPU. */
+  rdt_atomics (*atomics)(const rdt_endpoint *endpoint);
   /* Posts a notification that arrives after everything posted before it. Copies the payload.
    * Returns RDT_OK, RDT_NO_CREDIT, or RDT_ERR_PROTOCOL if the peer corrupted the queue. */
   rdt_status (*notify)(rdt_endpoint *endpoint, uint64_t immediate, const void *data, uint64_t size);

@@ -127,10 +127,14 @@ static void listen_to_us(void) {
 
 static void post(fuzz_input *input) {
   rdt_mapping mapping = {.key = 1};
-  rdt_op op = {.local = ours, .size = 1 + fuzz_u16(input) % OURS_BYTES};
-  bool reads = fuzz_u8(input) & 1;
+  rdt_op op = {.kind = RDT_OP_FETCH_ADD, .local = ours, .size = 1 + fuzz_u16(input) % OURS_BYTES};
+  uint8_t how = fuzz_u8(input);
   if (posted == OUTSTANDING || atomic_load(&tested->failed)) return;
-  (reads ? rdt_tcp_read : rdt_tcp_write)(tested, &mapping, &op, &requests[posted++]);
+  rdt_request *request = &requests[posted++];
+  if (how & 2)
+    rdt_tcp_atomic(tested, &mapping, &op, request);
+  else
+    (how & 1 ? rdt_tcp_read : rdt_tcp_write)(tested, &mapping, &op, request);
   rdt_tcp_doorbell(tested);
 }
 
@@ -246,7 +250,26 @@ static size_t seed_of_source(uint8_t *seed, size_t capacity) {
   return out.size;
 }
 
+/* Atomic operations: of the peer, some of them between words or on the last bytes, and one of ours. */
+static size_t seed_of_atomics(uint8_t *seed, size_t capacity) {
+  fuzz_output out = {seed, 0, capacity};
+  for (uint32_t i = 0; i < 8; i++) {
+    put_frame(&out, i & 1, i & 2 ? RDT_TCP_COMPARE_SWAP : RDT_TCP_FETCH_ADD, RDT_TCP_OPERANDS_BYTES,
+              i < 6 ? i * 8 : OPEN_BYTES - 2 * i + 8);
+    fuzz_put_number(&out, i & 1 ? 1 << 8 : 0, 2); /* bytes on stream 1, or on stream 0 */
+    fuzz_put_chunk(&out, "operand.expected", RDT_TCP_OPERANDS_BYTES);
+    put_poll(&out);
+  }
+  fuzz_put_number(&out, 2 | 7 << 8 | 2u << 24, 1 + 2 + 1);
+  put_frame(&out, 0, RDT_TCP_DATA, RDT_ATOMIC_SIZE, 0);
+  fuzz_put_number(&out, 1 | RDT_ATOMIC_SIZE << 8, 3);
+  put_frame(&out, 0, RDT_TCP_ACK, 0, 1);
+  put_poll(&out);
+  return out.size;
+}
+
 size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   if (number == 0) return seed_of_target(seed, capacity);
-  return number == 1 ? seed_of_source(seed, capacity) : 0;
+  if (number == 1) return seed_of_source(seed, capacity);
+  return number == 2 ? seed_of_atomics(seed, capacity) : 0;
 }

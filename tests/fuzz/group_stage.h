@@ -30,12 +30,13 @@ typedef struct stage {
 static inline void stage_remote(rdt_device *device, rdt_channel *channel, uint64_t key) {
   rdt_region *region;
   rdt_region_info info;
+  rdt_region_atomics atomics;
   rdt_bundle bundle = {.size = 0};
   rdt_remote_region *remote = calloc(1, sizeof(*remote));
   const uint32_t access = RDT_ACCESS_READ | RDT_ACCESS_WRITE;
   FUZZ_EXPECT(remote && rdt_region_alloc(device, REGION_BYTES, access, NULL, &region) == RDT_OK);
   FUZZ_EXPECT(rdt_region_get_info(region, &info) == RDT_OK);
-  FUZZ_EXPECT(rdt_region_export(channel, info.key, "", &info, &bundle) == RDT_OK);
+  FUZZ_EXPECT(rdt_region_export(channel, info.key, "", &info, &atomics, &bundle) == RDT_OK);
   rdt_region_memory claimed = {.size = REGION_BYTES, .access = access};
   FUZZ_EXPECT(channel->transport->region_import(&claimed, &bundle, &remote->mapping) == RDT_OK);
   atomic_init(&remote->refs, 1);

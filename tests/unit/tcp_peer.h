@@ -19,7 +19,7 @@ enum { STREAMS = 2, SIZE = 300000, BOTH = RDT_ACCESS_READ | RDT_ACCESS_WRITE };
 static rdt_domain *domain;
 static rdt_endpoint *end;
 static int peer[STREAMS];
-static uint8_t memory[SIZE];
+static _Alignas(8) uint8_t memory[SIZE];
 static uint64_t last_notification;
 static int notifications, completions, successes;
 static rdt_status last_status;

@@ -19,7 +19,9 @@ static void test_frames(void) {
          again.key == frame.key && again.value == frame.value);
   EXPECT(header[0] == RDT_TCP_WRITE && header[16] == 0xef && header[29] == 1);
   const rdt_tcp_frame bad[] = {{.kind = 0},
-                               {.kind = RDT_TCP_CREDIT + 1},
+                               {.kind = RDT_TCP_COMPARE_SWAP + 1},
+                               {.kind = RDT_TCP_FETCH_ADD, .size = 8},
+                               {.kind = RDT_TCP_COMPARE_SWAP, .size = 17},
                                {.kind = RDT_TCP_WRITE},
                                {.kind = RDT_TCP_READ, .size = RDT_TCP_PIECE_BYTES + 1},
                                {.kind = RDT_TCP_NOTIFY, .size = 4097},
@@ -90,6 +92,80 @@ static void test_refuses(void) {
   expect_word(0, RDT_TCP_ACK, operations + 1);
   EXPECT(memory[3] == 9);
   rdt_registration *all[] = {readable, open, single};
+  for (int i = 0; i < 3; i++) rdt_tcp_region_deregister(all[i]);
+  disconnect_end();
+}
+
+static void say_atomic(int stream, rdt_registration *region, rdt_tcp_kind kind, uint64_t offset,
+                       uint64_t operand, uint64_t expected) {
+  const uint64_t operands[] = {operand, expected};
+  say_frame(stream, to(region, kind, sizeof(operands), offset));
+  say(stream, operands, sizeof(operands));
+}
+
+static void expect_old(int stream, uint64_t wanted) {
+  uint64_t old;
+  rdt_tcp_frame data = hear_frame(stream);
+  EXPECT(data.kind == RDT_TCP_DATA && data.size == sizeof(old));
+  hear_bytes(stream, &old, sizeof(old));
+  EXPECT(old == wanted);
+}
+
+/* On any stream, between operations of other kinds, and in parts. */
+static void test_serves_atomics(void) {
+  const uint64_t operands[] = {9, 8};
+  uint64_t *word = (uint64_t *)(memory + 16);
+  connect_end();
+  rdt_registration *region = open_region(BOTH, false);
+  *word = UINT64_MAX;
+  say_atomic(0, region, RDT_TCP_FETCH_ADD, 16, 6, 0);
+  expect_old(0, UINT64_MAX);
+  expect_word(0, RDT_TCP_ACK, 1);
+  say_atomic(1, region, RDT_TCP_COMPARE_SWAP, 16, 7, 4);
+  expect_old(1, 5);
+  expect_word(1, RDT_TCP_ACK, 1);
+  EXPECT(*word == 5);
+  say_atomic(0, region, RDT_TCP_COMPARE_SWAP, 16, 8, 5);
+  say_frame(0, to(region, RDT_TCP_READ, 8, 16));
+  expect_old(0, 5);
+  expect_old(0, 8); /* that is what the read got */
+  expect_word(0, RDT_TCP_ACK, 3);
+  say_frame(0, to(region, RDT_TCP_COMPARE_SWAP, 16, 16));
+  say(0, operands, 9);
+  for (int i = 0; i < 10; i++) EXPECT(poll_end() >= 0);
+  EXPECT(*word == 8);
+  say(0, (const uint8_t *)operands + 9, 7);
+  expect_old(0, 8);
+  EXPECT(*word == 9);
+  rdt_tcp_region_deregister(region);
+  disconnect_end();
+}
+
+/* Against its access, outside of it, between its words, once it is closed: nothing changes, and the rest goes on. */
+static void test_refuses_atomics(void) {
+  uint64_t operations = 0;
+  connect_end();
+  rdt_registration *readable = open_region(RDT_ACCESS_READ, false);
+  rdt_registration *writable = open_region(RDT_ACCESS_WRITE, false);
+  rdt_registration *open = open_region(BOTH, false), *single = open_region(BOTH, true);
+  const struct {
+    rdt_registration *region;
+    uint64_t offset;
+  } bad[] = {{readable, 0},    {writable, 0}, {single, 0},           {open, 4},
+             {open, SIZE - 4}, {open, SIZE},  {open, UINT64_MAX - 7}};
+  memset(memory, 0, SIZE);
+  for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+    say_atomic(0, bad[i].region, RDT_TCP_FETCH_ADD, bad[i].offset, 1, 0);
+    expect_word(0, RDT_TCP_REFUSE, operations++);
+  }
+  rdt_registration closed = *readable; /* its index and key */
+  rdt_tcp_region_deregister(readable);
+  say_atomic(0, &closed, RDT_TCP_COMPARE_SWAP, 0, 1, 0);
+  expect_word(0, RDT_TCP_REFUSE, operations++);
+  for (size_t i = 0; i < SIZE; i++) EXPECT(memory[i] == 0);
+  say_atomic(0, open, RDT_TCP_FETCH_ADD, SIZE - 8, 1, 0);
+  expect_old(0, 0);
+  rdt_registration *all[] = {writable, open, single};
   for (int i = 0; i < 3; i++) rdt_tcp_region_deregister(all[i]);
   disconnect_end();
 }
@@ -193,6 +269,30 @@ static void test_read_needs_data(void) {
   for (int k = 0; k < 50 && polled >= 0; k++) polled = poll_end();
   EXPECT(polled == RDT_ERR_CONNECTION_LOST && completions == 0);
   disconnect_end();
+}
+
+/* The answer of an atomic operation has eight bytes, and comes before the acknowledgement. */
+static void test_atomics_need_data(void) {
+  const uint64_t four[] = {4, 4};
+  for (uint32_t size = 0; size <= 16; size += 8) {
+    rdt_request request = {.holds = 0};
+    uint64_t old[2] = {0, 77};
+    rdt_mapping mapping = {.key = 1};
+    rdt_op op = {.kind = RDT_OP_FETCH_ADD, .local = old, .size = 8, .operand = 1};
+    connect_end();
+    EXPECT_STATUS(RDT_IN_PROGRESS, rdt_tcp_atomic(end, &mapping, &op, &request));
+    rdt_tcp_doorbell(end);
+    if (size > 0) {
+      say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_DATA, .size = size});
+      say(0, four, size);
+    }
+    say_frame(0, (rdt_tcp_frame){.kind = RDT_TCP_ACK, .value = 1});
+    int polled = 0;
+    for (int k = 0; k < 50 && polled >= 0 && completions == 0; k++) polled = poll_end();
+    EXPECT(size == 8 ? successes == 1 && old[0] == 4 : polled == RDT_ERR_CONNECTION_LOST);
+    EXPECT(old[1] == 77);
+    disconnect_end();
+  }
 }
 
 static void test_refusal_fails_the_operation(void) {
@@ -342,10 +442,13 @@ int main(void) {
   test_frames();
   test_serves();
   test_refuses();
+  test_serves_atomics();
+  test_refuses_atomics();
   test_closes_in_the_middle();
   test_fence_holds_notifications_back();
   test_acknowledgements_are_checked();
   test_read_needs_data();
+  test_atomics_need_data();
   test_refusal_fails_the_operation();
   test_short_operations_gather();
   test_gathered_operations_leave();

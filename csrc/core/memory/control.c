@@ -159,7 +159,7 @@ static void await(rdt_channel *channel, rdt_call *call, rdt_deadline deadline) {
 
 /* Reads the REGION or REFUSAL that answered the call. */
 static rdt_status read_answer(rdt_channel *channel, rdt_call *call, rdt_region_info *info,
-                              rdt_bundle *bundle) {
+                              rdt_region_atomics *atomics, rdt_bundle *bundle) {
   rdt_wire *wire = &call->answer;
   if (wire->type == RDT_MESSAGE_REFUSAL) {
     char text[512];
@@ -172,12 +172,13 @@ static rdt_status read_answer(rdt_channel *channel, rdt_call *call, rdt_region_i
   info->key = rdt_wire_get_u64(wire);
   info->size = rdt_wire_get_u64(wire);
   info->access = rdt_wire_get_u32(wire);
+  *atomics = (rdt_region_atomics)rdt_wire_get_u32(wire);
   bundle->size = rdt_wire_get_bytes(wire, bundle->bytes, sizeof(bundle->bytes));
   return rdt_wire_close(wire);
 }
 
 rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *request, int timeout_ms,
-                           rdt_region_info *info, rdt_bundle *bundle) {
+                           rdt_region_info *info, rdt_region_atomics *atomics, rdt_bundle *bundle) {
   rdt_call call = {.failed = RDT_OK};
   rdt_wire wire;
   rdt_deadline deadline = rdt_deadline_after(timeout_ms);
@@ -204,7 +205,7 @@ rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *reque
                     channel->peer_name, channel->cause);
   if (!call.answered)
     return rdt_fail(RDT_ERR_DEADLINE, "%s did not answer within the deadline", channel->peer_name);
-  status = read_answer(channel, &call, info, bundle);
+  status = read_answer(channel, &call, info, atomics, bundle);
   bundle->fds = call.fds;
   if (status != RDT_OK) rdt_fds_close(&bundle->fds);
   return status;
@@ -231,13 +232,15 @@ static rdt_status reply_region(rdt_channel *channel, uint32_t sequence, uint64_t
                                const char *name) {
   rdt_wire wire;
   rdt_region_info info;
+  rdt_region_atomics atomics;
   rdt_bundle bundle = {.size = 0};
-  rdt_status status = rdt_region_export(channel, key, name, &info, &bundle);
+  rdt_status status = rdt_region_export(channel, key, name, &info, &atomics, &bundle);
   if (status != RDT_OK) return status;
   rdt_wire_begin(&wire, RDT_MESSAGE_REGION, sequence);
   rdt_wire_put_u64(&wire, info.key);
   rdt_wire_put_u64(&wire, info.size);
   rdt_wire_put_u32(&wire, info.access);
+  rdt_wire_put_u32(&wire, atomics);
   rdt_wire_put_bytes(&wire, bundle.bytes, bundle.size);
   status = reply(channel, &wire, &bundle.fds);
   rdt_fds_close(&bundle.fds);

@@ -14,10 +14,10 @@ typedef struct rdt_region_request {
   uint32_t access;
 } rdt_region_request;
 
-/* Sends the request and waits for the answer: the region's description, which is untrusted, and
- * the bundle to import it with. The caller owns the bundle's descriptors. */
+/* Sends the request and waits for the answer: the region's description and what this end may do, which are
+ * untrusted, and the bundle to import it with. The caller owns the bundle's descriptors. */
 rdt_status rdt_control_ask(rdt_channel *channel, const rdt_region_request *request, int timeout_ms,
-                           rdt_region_info *info, rdt_bundle *bundle);
+                           rdt_region_info *info, rdt_region_atomics *atomics, rdt_bundle *bundle);
 /* Reads one message and, while the channel is up, answers it. Progress thread only. Returns
  * RDT_IN_PROGRESS if there is none, and RDT_ERR_CANCELLED at the peer's goodbye. At the end of
  * the stream, and only then, it sets channel->peer_gone and returns RDT_ERR_CONNECTION_LOST.

@@ -9,7 +9,9 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "core/post/channel.h"
 #include "core/post/transfer.h"
+#include "transport/atomic.h"
 #include "transport/memory_kind.h"
 #include "transport/registry.h"
 
@@ -292,8 +294,20 @@ static rdt_status export_locked(const rdt_channel *channel, const rdt_region *fo
   return channel->transport->region_export(registration, bundle);
 }
 
+/* A device that is atomic only with itself would not see what others do over another transport: a sum would be
+ * wrong without a word. */
+static rdt_region_atomics atomics_of(const rdt_channel *channel, const rdt_region *region) {
+  size_t transports = 0;
+  for (size_t i = 0; i < rdt_transport_count; i++) transports += region->registrations[i] != NULL;
+  if (!rdt_atomic_aligned(region->memory.address)) return RDT_REGION_UNALIGNED;
+  bool mixed = transports > 1 && !region->reserved_for;
+  return mixed && rdt_channel_atomics(channel) == RDT_ATOMICS_DEVICE ? RDT_REGION_MIXED
+                                                                     : RDT_REGION_ATOMIC;
+}
+
 rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
-                             rdt_region_info *info, rdt_bundle *bundle) {
+                             rdt_region_info *info, rdt_region_atomics *atomics,
+                             rdt_bundle *bundle) {
   rdt_device *device = channel->device;
   rdt_status status = RDT_OK;
   pthread_mutex_lock(&device->lock);
@@ -301,6 +315,7 @@ rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const cha
   if (found && found->reserved_for && found->reserved_for != channel->number) found = NULL;
   if (found) {
     rdt_region_get_info(found, info);
+    *atomics = atomics_of(channel, found);
     status = export_locked(channel, found, bundle);
   }
   pthread_mutex_unlock(&device->lock);

@@ -10,10 +10,11 @@
 /* Allocates, registers and adds a region for the channel's peer. It ends with the channel at the latest. */
 rdt_status rdt_region_create_for_tenant(rdt_channel *channel, uint64_t size, uint32_t access,
                                         uint64_t *key);
-/* Describes the region with `key`, or with `name` unless that is empty, and how the channel's
- * peer can import it. */
+/* Describes the region with `key`, or with `name` unless that is empty, what the channel's peer may do with it,
+ * and how it can import it. */
 rdt_status rdt_region_export(const rdt_channel *channel, uint64_t key, const char *name,
-                             rdt_region_info *info, rdt_bundle *bundle);
+                             rdt_region_info *info, rdt_region_atomics *atomics,
+                             rdt_bundle *bundle);
 /* Finds the region that holds [address, address + size), grants peers `access`, and reaches the
  * channel's peer. Returns its key and the offset of the bytes in it, or false if there is none. */
 bool rdt_region_at(const rdt_channel *channel, const void *address, uint64_t size, uint32_t access,

@@ -29,9 +29,10 @@ static rdt_remote_region *find_open(rdt_channel *channel, uint64_t key) {
   return each;
 }
 
-static rdt_status check_claim(const rdt_channel *channel, const rdt_region_info *info) {
-  if (info->size == 0 || info->size > SIZE_MAX / 2 || info->access == 0 ||
-      (info->access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE)))
+static rdt_status check_claim(const rdt_channel *channel, const rdt_region_info *info,
+                              rdt_region_atomics atomics) {
+  if (info->size == 0 || atomics > RDT_REGION_MIXED || info->size > SIZE_MAX / 2 ||
+      info->access == 0 || (info->access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE)))
     return rdt_fail(RDT_ERR_PROTOCOL, "%s describes an impossible region", channel->peer_name);
   return RDT_OK;
 }
@@ -93,8 +94,9 @@ static void remote_region_free(rdt_remote_region *region) {
   rdt_channel_unref(channel);
 }
 
-static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_bundle *bundle,
-                         bool allocated, rdt_remote_region **region_out) {
+static rdt_status import(rdt_channel *channel, const rdt_region_info *info,
+                         rdt_region_atomics atomics, rdt_bundle *bundle, bool allocated,
+                         rdt_remote_region **region_out) {
   rdt_region_memory claimed = {.size = info->size, .access = info->access};
   rdt_remote_region *region = calloc(1, sizeof(*region));
   if (!region) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
@@ -113,6 +115,7 @@ static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_
   region->allocated = allocated;
   rdt_channel_ref(channel);
   region->info = *info;
+  region->atomics = atomics;
   region->info.address = channel->transport->region_address(region->mapping);
   pthread_mutex_lock(&channel->lock);
   region->next = channel->remote_regions;
@@ -125,12 +128,14 @@ static rdt_status import(rdt_channel *channel, const rdt_region_info *info, rdt_
 static rdt_status ask_and_import(rdt_channel *channel, const rdt_region_request *request,
                                  int timeout_ms, rdt_remote_region **region) {
   rdt_region_info info;
+  rdt_region_atomics atomics;
   rdt_bundle bundle;
   if (!channel || !region) return rdt_fail(RDT_ERR_INVALID, "channel and region must not be NULL");
   if (rdt_on_progress_thread())
     return rdt_fail(RDT_ERR_INVALID, "opening a remote region waits: not from a handler");
   rdt_status status = rdt_device_check(channel->device);
-  if (status == RDT_OK) status = rdt_control_ask(channel, request, timeout_ms, &info, &bundle);
+  if (status == RDT_OK)
+    status = rdt_control_ask(channel, request, timeout_ms, &info, &atomics, &bundle);
   if (status != RDT_OK) return status;
   const bool allocated = request->type == RDT_MESSAGE_ALLOC;
   status = check_answer(channel, request, &info);
@@ -138,8 +143,8 @@ static rdt_status ask_and_import(rdt_channel *channel, const rdt_region_request 
   if (open) {
     *region = open;
   } else {
-    if (status == RDT_OK) status = check_claim(channel, &info);
-    if (status == RDT_OK) status = import(channel, &info, &bundle, allocated, region);
+    if (status == RDT_OK) status = check_claim(channel, &info, atomics);
+    if (status == RDT_OK) status = import(channel, &info, atomics, &bundle, allocated, region);
     if (status != RDT_OK && allocated) rdt_control_give_back_key(channel, info.key);
   }
   rdt_fds_close(&bundle.fds);

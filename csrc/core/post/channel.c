@@ -90,14 +90,20 @@ rdt_status rdt_channel_get_info(const rdt_channel *channel, rdt_channel_info *in
       .peer_name = channel->peer_name,
       .peer_address = channel->peer_address,
       .transport = channel->transport->name,
-      .capabilities =
-          channel->transport->capabilities | (channel->control.tls ? RDT_CAP_ENCRYPTED : 0),
+      .capabilities = channel->transport->capabilities |
+                      (channel->control.tls ? RDT_CAP_ENCRYPTED : 0) |
+                      (rdt_channel_atomics(channel) == RDT_ATOMICS_NONE ? 0 : RDT_CAP_ATOMIC),
       .memory_kinds = channel->transport->memory_kinds,
       .generation = channel->peer_generation,
       .max_notify = channel->transport->max_notify(channel->endpoint),
       .up = !atomic_load(&channel->down) && !atomic_load(&channel->close_requested),
   };
   return RDT_OK;
+}
+
+rdt_atomics rdt_channel_atomics(const rdt_channel *channel) {
+  const rdt_transport *transport = channel->transport;
+  return transport->atomics ? transport->atomics(channel->endpoint) : RDT_ATOMICS_CPU;
 }
 
 const char *rdt_channel_passed_over(const rdt_channel *channel) {

@@ -7,6 +7,8 @@
 /* Creates one end of a channel. Fills `offer` with what the peer's end needs. */
 rdt_status rdt_channel_create(rdt_device *device, const rdt_transport *transport,
                               rdt_purpose purpose, rdt_bundle *offer, rdt_channel **channel);
+/* Returns what the atomic operations of the channel's peer, on memory here, are atomic with. */
+rdt_atomics rdt_channel_atomics(const rdt_channel *channel);
 /* Records the calling thread's last error as the cause of the channel's end, unless it has one
  * already. */
 void rdt_channel_note_cause(rdt_channel *channel);

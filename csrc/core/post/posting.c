@@ -28,6 +28,45 @@ static rdt_status check_remote(const rdt_channel *channel, const rdt_op *op, uin
   return RDT_OK;
 }
 
+/* Says why the region takes no atomic operations of this channel, if it takes none. */
+static rdt_status check_region_atomics(const rdt_channel *channel,
+                                       const rdt_remote_region *remote) {
+  unsigned long long key = remote->info.key;
+  if (remote->atomics == RDT_REGION_UNALIGNED)
+    return rdt_fail(RDT_ERR_UNSUPPORTED,
+                    "region %#llx of %s takes no atomic operations, because it does not begin at a "
+                    "multiple of %d bytes: have the device allocate it",
+                    key, channel->peer_name, RDT_ATOMIC_SIZE);
+  if (remote->atomics == RDT_REGION_MIXED)
+    return rdt_fail(RDT_ERR_UNSUPPORTED,
+                    "region %#llx of %s takes no atomic operations over %s, because peers reach it "
+                    "over other transports too, and the RDMA device there is atomic with itself "
+                    "only: set %sTRANSPORTS=%s there, or allocate the region from here",
+                    key, channel->peer_name, channel->transport->name, RDT_ENV_PREFIX,
+                    channel->transport->name);
+  return RDT_OK;
+}
+
+static rdt_status check_atomic(const rdt_channel *channel, const rdt_op *op) {
+  if (op->size != RDT_ATOMIC_SIZE)
+    return rdt_fail(RDT_ERR_INVALID, "an atomic operation has %d bytes, not %llu", RDT_ATOMIC_SIZE,
+                    (unsigned long long)op->size);
+  rdt_status status = check_remote(channel, op, RDT_ACCESS_READ);
+  if (status == RDT_OK) status = check_remote(channel, op, RDT_ACCESS_WRITE);
+  if (status != RDT_OK) return status;
+  if (op->remote_offset % RDT_ATOMIC_SIZE)
+    return rdt_fail(RDT_ERR_INVALID,
+                    "the offset of an atomic operation is a multiple of %d, not %llu",
+                    RDT_ATOMIC_SIZE, (unsigned long long)op->remote_offset);
+  if (rdt_channel_atomics(channel) == RDT_ATOMICS_NONE)
+    return rdt_fail(
+        RDT_ERR_UNSUPPORTED,
+        "the RDMA device here, or that of %s, has no atomic operations (ibv_devinfo -v: "
+        "atomic_cap): connect over another transport, with %sTRANSPORTS",
+        channel->peer_name, RDT_ENV_PREFIX);
+  return check_region_atomics(channel, op->remote);
+}
+
 static rdt_status check_op(const rdt_channel *channel, const rdt_op *op) {
   if (op->size && !op->local) return rdt_fail(RDT_ERR_INVALID, "no local buffer given");
   switch (op->kind) {
@@ -36,6 +75,9 @@ static rdt_status check_op(const rdt_channel *channel, const rdt_op *op) {
     case RDT_OP_WRITE:
     case RDT_OP_WRITE_NOTIFY:
       return check_remote(channel, op, RDT_ACCESS_WRITE);
+    case RDT_OP_FETCH_ADD:
+    case RDT_OP_COMPARE_SWAP:
+      return check_atomic(channel, op);
     case RDT_OP_NOTIFY:
       if (op->size > channel->max_notify)
         return rdt_fail(RDT_ERR_RANGE, "a notification carries at most %llu bytes, not %llu",
@@ -57,6 +99,10 @@ static rdt_status check_post(const rdt_channel *channel, const rdt_op *ops, size
   return atomic_load(&channel->down) ? rdt_channel_fail_down(channel) : RDT_OK;
 }
 
+static bool is_atomic(uint32_t kind) {
+  return kind == RDT_OP_FETCH_ADD || kind == RDT_OP_COMPARE_SWAP;
+}
+
 /* Counts `bytes` of the operation as posted. With `whole`, nothing of it is left. */
 static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool whole) {
   rdt_counters *counters = &device->counters;
@@ -66,10 +112,16 @@ static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool who
   } else if (kind == RDT_OP_NOTIFY) {
     rdt_count(&counters->notifies_sent, whole);
     rdt_count(&counters->notify_bytes_sent, bytes);
+  } else if (is_atomic(kind)) {
+    rdt_count(&counters->atomics, whole);
   } else {
     rdt_count(&counters->writes, whole);
     rdt_count(&counters->write_bytes, bytes);
   }
+}
+
+static bool notifies(const rdt_op *op) {
+  return op->kind == RDT_OP_NOTIFY || op->kind == RDT_OP_WRITE_NOTIFY;
 }
 
 /* Once its bytes are on their way, only the notification is left of a WRITE_NOTIFY. */
@@ -80,12 +132,17 @@ static void keep_notification(rdt_op *op) {
   op->size = 0;
 }
 
-static rdt_status move(rdt_channel *channel, rdt_op *op, rdt_request *request) {
+static rdt_status hand_to_transport(rdt_channel *channel, rdt_op *op, rdt_request *request) {
   const rdt_transport *transport = channel->transport;
+  rdt_mapping *mapping = op->remote->mapping;
+  if (op->kind == RDT_OP_READ) return transport->read(channel->endpoint, mapping, op, request);
+  if (is_atomic(op->kind)) return transport->atomic(channel->endpoint, mapping, op, request);
+  return transport->write(channel->endpoint, mapping, op, request);
+}
+
+static rdt_status move(rdt_channel *channel, rdt_op *op, rdt_request *request) {
   uint64_t wanted = op->size;
-  rdt_status status = op->kind == RDT_OP_READ
-                          ? transport->read(channel->endpoint, op->remote->mapping, op, request)
-                          : transport->write(channel->endpoint, op->remote->mapping, op, request);
+  rdt_status status = hand_to_transport(channel, op, request);
   if (status < 0) return status;
   bool whole = status != RDT_NO_CREDIT;
   count_op(channel->device, op->kind, whole ? wanted : wanted - op->size, whole);
@@ -95,7 +152,7 @@ static rdt_status move(rdt_channel *channel, rdt_op *op, rdt_request *request) {
 /* Posts the operation as far as credit goes. On RDT_NO_CREDIT, *op is what is left of it. */
 static rdt_status execute_op(rdt_channel *channel, rdt_op *op, rdt_request *request) {
   rdt_status status = op->kind == RDT_OP_NOTIFY ? RDT_OK : move(channel, op, request);
-  if (status != RDT_OK || op->kind == RDT_OP_READ || op->kind == RDT_OP_WRITE) return status;
+  if (status != RDT_OK || !notifies(op)) return status;
   keep_notification(op);
   status = channel->transport->notify(channel->endpoint, op->immediate, op->local, op->size);
   if (status == RDT_OK) count_op(channel->device, op->kind, op->size, true);
@@ -172,10 +229,6 @@ static rdt_status enqueue(rdt_channel *channel, rdt_posting *posting) {
   return RDT_IN_PROGRESS;
 }
 
-static bool notifies(const rdt_op *op) {
-  return op->kind == RDT_OP_NOTIFY || op->kind == RDT_OP_WRITE_NOTIFY;
-}
-
 static bool any_notifies(const rdt_op *ops, size_t count) {
   for (size_t i = 0; i < count; i++)
     if (notifies(&ops[i])) return true;
@@ -245,13 +298,9 @@ static bool breaks_channel(rdt_status status) {
   return status == RDT_ERR_PROTOCOL || status == RDT_ERR_CONNECTION_LOST;
 }
 
-/* A synchronous transport always has credit for reads and writes, and does not change *op. */
+/* A synchronous transport always has credit for all but notifications, and does not change *op. */
 static rdt_status move_now(rdt_channel *channel, const rdt_op *op) {
-  const rdt_transport *transport = channel->transport;
-  rdt_status status =
-      op->kind == RDT_OP_READ
-          ? transport->read(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL)
-          : transport->write(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL);
+  rdt_status status = hand_to_transport(channel, (rdt_op *)op, NULL);
   if (status == RDT_OK) count_op(channel->device, op->kind, op->size, true);
   return status;
 }

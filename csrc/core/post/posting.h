@@ -14,7 +14,7 @@ typedef struct rdt_completion {
 /* Does the same as rdt_channel_post, without trying rdt_channel_post_now. */
 rdt_status rdt_channel_post_queued(rdt_channel *channel, const rdt_op *ops, size_t count,
                                    const rdt_completion *completion);
-/* Runs reads and writes of a synchronous transport with an empty queue, without lock, copy or
+/* Runs reads, writes and atomic operations of a synchronous transport with an empty queue, without lock, copy or
  * allocation. They are complete on return, or *status is an error. Returns false if these
  * operations are not of that kind. */
 bool rdt_channel_post_now(rdt_channel *channel, const rdt_op *ops, size_t count,

@@ -47,6 +47,7 @@ typedef struct rdt_device_options {
 typedef struct rdt_stats {
   uint64_t writes, write_bytes; /* one-sided writes posted */
   uint64_t reads, read_bytes;   /* one-sided reads posted */
+  uint64_t atomics;             /* atomic operations posted */
   uint64_t notifies_sent, notifies_received;
   uint64_t notify_bytes_sent, notify_bytes_received;
   uint64_t queued;    /* batches that had to wait for a credit */
@@ -149,8 +150,9 @@ RDT_API void rdt_region_close(rdt_region *region);
 /* The capabilities of a transport that are in effect for a channel: the bits of rdt_channel_info.capabilities. */
 #define RDT_CAP_ENCRYPTED 4 /* nobody on the way can read what the channel carries (ENCRYPT=on) */
 typedef enum rdt_capability {
-  RDT_CAP_MAP = 1,             /* remote regions can be used in place (rdt_remote_region_map) */
-  RDT_CAP_UNREGISTERED_SRC = 2 /* local buffers need not lie in a region, without cost */
+  RDT_CAP_MAP = 1,              /* remote regions can be used in place (rdt_remote_region_map) */
+  RDT_CAP_UNREGISTERED_SRC = 2, /* local buffers need not lie in a region, without cost */
+  RDT_CAP_ATOMIC = 8            /* atomic operations; over verbs, if both RDMA devices have them */
 } rdt_capability;
 
 typedef struct rdt_channel_info {
@@ -224,20 +226,26 @@ RDT_API rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t off
 /* One-sided operations */
 
 typedef enum rdt_op_kind {
-  RDT_OP_WRITE = 1,       /* local -> remote */
-  RDT_OP_READ = 2,        /* remote -> local */
-  RDT_OP_NOTIFY = 3,      /* `local`, `size` and `immediate` to the peer's on_notify */
-  RDT_OP_WRITE_NOTIFY = 4 /* WRITE, then a notification without payload */
+  RDT_OP_WRITE = 1,        /* local -> remote */
+  RDT_OP_READ = 2,         /* remote -> local */
+  RDT_OP_NOTIFY = 3,       /* `local`, `size` and `immediate` to the peer's on_notify */
+  RDT_OP_WRITE_NOTIFY = 4, /* WRITE, then a notification without payload */
+  RDT_OP_FETCH_ADD = 5,    /* atomic: adds `operand` to a remote word, modulo 2^64 */
+  RDT_OP_COMPARE_SWAP = 6  /* atomic: gives a remote word the value `operand` if it is `expected` */
 } rdt_op_kind;
 
+#define RDT_ATOMIC_SIZE 8
+
 typedef struct rdt_op {
-  uint32_t kind;     /* rdt_op_kind */
-  uint32_t reserved; /* 0 */
-  void *local;       /* not written to, except by READ */
-  uint64_t size;
+  uint32_t kind;             /* rdt_op_kind */
+  uint32_t reserved;         /* 0 */
+  void *local;               /* not written to, except by READ and atomic operations */
+  uint64_t size;             /* of `local`, bytes; RDT_ATOMIC_SIZE for atomic operations */
   rdt_remote_region *remote; /* NULL for NOTIFY; must belong to the channel */
   uint64_t remote_offset;
   uint64_t immediate; /* NOTIFY, WRITE_NOTIFY */
+  uint64_t operand;   /* FETCH_ADD, COMPARE_SWAP */
+  uint64_t expected;  /* COMPARE_SWAP */
 } rdt_op;
 
 typedef void (*rdt_done_fn)(void *context, rdt_status status);
@@ -250,7 +258,18 @@ typedef void (*rdt_done_fn)(void *context, rdt_status status);
  * moves: RDT_ERR_INVALID, RDT_ERR_RANGE, RDT_ERR_ACCESS.
  * Where a transport needs registered memory (verbs), buffers in a region of this device move fastest;
  * others are copied if small, and registered for the operation if not (RDT_ERR_LIMIT when the machine
- * does not let this process pin so much). */
+ * does not let this process pin so much).
+ *
+ * Atomic operations change one word of 8 bytes in the owner's byte order: nothing that other atomic operations do to
+ * it comes between its reading and its writing. Afterwards `local` has the word's old value. The region must give
+ * peers RDT_ACCESS_READ and RDT_ACCESS_WRITE, and the offset must be a multiple of 8 (RDT_ERR_INVALID).
+ * RDT_ERR_UNSUPPORTED if the channel lacks RDT_CAP_ATOMIC, or the region does not begin at a multiple of 8 bytes.
+ * Writes and reads of the word are not atomic with them; FETCH_ADD of 0 reads it. Over shm and tcp they are
+ * atomic with the atomic instructions of any process that has the memory. Many RDMA devices are atomic with
+ * themselves only (IBV_ATOMIC_HCA). Over these, instructions of the owner are not atomic with them, and regions that
+ * peers also reach over other transports take none, with RDT_ERR_UNSUPPORTED: the owner must have
+ * TRANSPORTS=verbs, or the peer must allocate the region (rdt_remote_region_alloc). If the channel is lost
+ * before the completion, nobody knows whether the word was changed. */
 RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, size_t count,
                                     rdt_done_fn done, void *context);
 /* Does the same as rdt_channel_post, with a waitable completion instead of a callback. *transfer

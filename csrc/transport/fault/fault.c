@@ -145,39 +145,58 @@ static rdt_status read_wrongly(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt
   return status;
 }
 
-static bool goes_wrong(const rdt_endpoint *endpoint, bool reads, const rdt_op *op) {
-  if (op->size == 0) return false;
-  if (!reads) return happens(endpoint, RDT_FAULT_CORRUPT_WRITE);
+typedef enum { WRITES, READS, CHANGES_WORD } deed;
+
+/* No word is changed to a wrong value: it would be wrong for all peers, not for the one with the fault. */
+static bool goes_wrong(const rdt_endpoint *endpoint, deed what, const rdt_op *op) {
+  if (op->size == 0 || what == CHANGES_WORD) return false;
+  if (what == WRITES) return happens(endpoint, RDT_FAULT_CORRUPT_WRITE);
   bool one_piece =
       endpoint->inner->synchronous || op->size <= rdt_config_number(RDT_CONFIG_STRIPE_BYTES);
   return one_piece && happens(endpoint, RDT_FAULT_CORRUPT_READ);
 }
 
-static rdt_status move(rdt_endpoint *endpoint, bool reads, rdt_mapping *mapping, rdt_op *op,
+static rdt_status do_right(const rdt_endpoint *endpoint, deed what, rdt_mapping *mapping,
+                           rdt_op *op, rdt_request *request) {
+  const rdt_transport *inner = endpoint->inner;
+  if (what == CHANGES_WORD) return inner->atomic(endpoint->end, mapping, op, request);
+  return (what == READS ? inner->read : inner->write)(endpoint->end, mapping, op, request);
+}
+
+static rdt_status move(rdt_endpoint *endpoint, deed what, rdt_mapping *mapping, rdt_op *op,
                        rdt_request *request) {
   const rdt_transport *inner = endpoint->inner;
   if (short_of_credit(endpoint)) return RDT_NO_CREDIT;
   if (happens(endpoint, RDT_FAULT_POST))
     return rdt_fail(RDT_ERR_LIMIT, "no more memory can be pinned (a fault was injected)");
   if (happens(endpoint, RDT_FAULT_BREAK)) atomic_store(&endpoint->broken, true);
-  pass_link(endpoint, reads, op->size);
+  pass_link(endpoint, what != WRITES, op->size);
   rdt_status status;
-  if (goes_wrong(endpoint, reads, op))
-    status = (reads ? read_wrongly : write_wrongly)(endpoint, mapping, op, request);
+  if (goes_wrong(endpoint, what, op))
+    status = (what == READS ? read_wrongly : write_wrongly)(endpoint, mapping, op, request);
   else
-    status = (reads ? inner->read : inner->write)(endpoint->end, mapping, op, request);
+    status = do_right(endpoint, what, mapping, op, request);
   endpoint->passed = status == RDT_NO_CREDIT ? op->size + 1 : 0;
   return status == RDT_OK && inner->synchronous ? report_later(endpoint, request) : status;
 }
 
 static rdt_status fault_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                               rdt_request *request) {
-  return move(endpoint, false, mapping, op, request);
+  return move(endpoint, WRITES, mapping, op, request);
 }
 
 static rdt_status fault_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                              rdt_request *request) {
-  return move(endpoint, true, mapping, op, request);
+  return move(endpoint, READS, mapping, op, request);
+}
+
+static rdt_status fault_atomic(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                               rdt_request *request) {
+  return move(endpoint, CHANGES_WORD, mapping, op, request);
+}
+
+static rdt_atomics fault_atomics(const rdt_endpoint *endpoint) {
+  return endpoint->inner->atomics(endpoint->end);
 }
 
 static rdt_status notify_wrongly(rdt_endpoint *endpoint, uint64_t immediate, const void *data,
@@ -418,6 +437,8 @@ static void wrap(size_t index) {
   outer->max_notify = fault_max_notify;
   outer->write = fault_write;
   outer->read = fault_read;
+  outer->atomic = fault_atomic;
+  outer->atomics = inner->atomics ? fault_atomics : NULL;
   outer->notify = fault_notify;
   outer->doorbell = fault_doorbell;
   outer->wants_doorbell = fault_wants_doorbell;

@@ -14,6 +14,7 @@
 #include "base/copy.h"
 #include "base/memory.h"
 #include "base/status.h"
+#include "transport/atomic.h"
 #include "transport/shm/lent.h"
 #include "transport/shm/ring.h"
 
@@ -167,6 +168,19 @@ static rdt_status shm_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op 
   if (mapping->borrowed)
     return rdt_shm_borrowed_read(mapping->borrowed, op->remote_offset, op->local, op->size);
   copy(op->local, place(mapping, op), op->size);
+  return RDT_OK;
+}
+
+static rdt_status shm_atomic(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                             rdt_request *request) {
+  (void)endpoint, (void)request;
+  char *word = place(mapping, op);
+  if (!rdt_atomic_aligned(word))
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer's description of a region is malformed");
+  uint64_t old = op->kind == RDT_OP_FETCH_ADD
+                     ? rdt_atomic_fetch_add(word, op->operand)
+                     : rdt_atomic_compare_swap(word, op->expected, op->operand);
+  memcpy(op->local, &old, sizeof(old));
   return RDT_OK;
 }
 
@@ -339,6 +353,7 @@ const rdt_transport rdt_transport_shm = {
     .max_notify = shm_max_notify,
     .write = shm_write,
     .read = shm_read,
+    .atomic = shm_atomic,
     .notify = shm_notify,
     .doorbell = shm_doorbell,
     .poll = shm_poll,

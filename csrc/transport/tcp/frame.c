@@ -25,7 +25,8 @@ void rdt_tcp_frame_put(const rdt_tcp_frame *frame, uint8_t header[RDT_TCP_HEADER
 }
 
 static bool is_sound(const rdt_tcp_frame *frame, uint64_t reserved, uint64_t ring) {
-  if (frame->kind < RDT_TCP_WRITE || frame->kind > RDT_TCP_CREDIT || reserved != 0) return false;
+  if (frame->kind < RDT_TCP_WRITE || frame->kind > RDT_TCP_COMPARE_SWAP || reserved != 0)
+    return false;
   switch (frame->kind) {
     case RDT_TCP_WRITE:
     case RDT_TCP_READ:
@@ -33,6 +34,9 @@ static bool is_sound(const rdt_tcp_frame *frame, uint64_t reserved, uint64_t rin
       return frame->size > 0 && frame->size <= RDT_TCP_PIECE_BYTES;
     case RDT_TCP_NOTIFY:
       return frame->size > 0 && frame->size <= ring;
+    case RDT_TCP_FETCH_ADD:
+    case RDT_TCP_COMPARE_SWAP:
+      return frame->size == RDT_TCP_OPERANDS_BYTES;
     default:
       return frame->size == 0;
   }

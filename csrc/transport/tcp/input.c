@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "transport/atomic.h"
 #include "transport/tcp/objects.h"
 #include "transport/tcp/socket_io.h"
 
@@ -57,10 +58,10 @@ static bool were_sent(const rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint
   return false;
 }
 
-/* Reads among the operations before `count` must have their data. */
+/* Operations before `count` that get data must have it. */
 static bool were_answered(const rdt_endpoint *endpoint, rdt_tcp_stream *stream, uint64_t count) {
   for (uint64_t *at = &stream->in.answered; *at < count; ++*at)
-    if (stream->pieces[*at & (endpoint->depth - 1)].frame.kind == RDT_TCP_READ) return false;
+    if (rdt_tcp_data_bytes(&stream->pieces[*at & (endpoint->depth - 1)].frame) > 0) return false;
   return true;
 }
 
@@ -144,6 +145,27 @@ static rdt_status serve_read(rdt_endpoint *endpoint, rdt_tcp_stream *stream,
   return status;
 }
 
+/* The word has changed when the operation is served; its answer keeps the old value until it is built. */
+static rdt_status serve_atomic(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
+  const rdt_tcp_input *in = &stream->in;
+  rdt_tcp_frame frame = in->frame;
+  rdt_tcp_answer answer = {.operation = atomic_load(&stream->served)};
+  frame.size = RDT_ATOMIC_SIZE;
+  rdt_registration *region = find(endpoint, &frame, RDT_ACCESS_READ | RDT_ACCESS_WRITE);
+  if (region && rdt_atomic_aligned(region->start + frame.value) && rdt_tcp_region_pin(region)) {
+    void *word = region->start + frame.value;
+    answer.is_word = true;
+    answer.word = frame.kind == RDT_TCP_FETCH_ADD
+                      ? rdt_atomic_fetch_add(word, in->operands[0])
+                      : rdt_atomic_compare_swap(word, in->operands[1], in->operands[0]);
+    rdt_tcp_region_unpin(region);
+  }
+  rdt_tcp_registration_unref(region);
+  rdt_status status = owe(endpoint, stream, answer);
+  served(endpoint, stream, true);
+  return status;
+}
+
 static rdt_status begin_notify(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   const rdt_records *ring = &endpoint->receive;
   uint64_t at = endpoint->landed & (ring->capacity - 1);
@@ -154,13 +176,14 @@ static rdt_status begin_notify(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   return RDT_OK;
 }
 
-/* The oldest read without data gets it. */
+/* The oldest operation that lacks its data gets it. */
 static rdt_status begin_data(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   rdt_tcp_input *in = &stream->in;
   uint64_t built = atomic_load(&stream->built);
   if (were_answered(endpoint, stream, built) || in->answered < atomic_load(&stream->completed) ||
-      stream->pieces[in->answered & (endpoint->depth - 1)].frame.size != in->frame.size)
-    return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent data that no read asked for");
+      rdt_tcp_data_bytes(&stream->pieces[in->answered & (endpoint->depth - 1)].frame) !=
+          in->frame.size)
+    return rdt_fail(RDT_ERR_PROTOCOL, "the peer sent data that no operation asked for");
   in->to = stream->pieces[in->answered & (endpoint->depth - 1)].local;
   return RDT_OK;
 }
@@ -172,6 +195,10 @@ static rdt_status begin_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   in->to = NULL;
   if (in->frame.kind == RDT_TCP_NOTIFY) return begin_notify(endpoint, stream);
   if (in->frame.kind == RDT_TCP_DATA) return begin_data(endpoint, stream);
+  if (rdt_tcp_is_atomic(in->frame.kind)) {
+    in->to = (uint8_t *)in->operands;
+    return RDT_OK;
+  }
   in->registration = find(endpoint, &in->frame, RDT_ACCESS_WRITE);
   if (in->registration) in->to = in->registration->start + in->frame.value;
   return RDT_OK;
@@ -187,6 +214,8 @@ static rdt_status end_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   } else if (in->frame.kind == RDT_TCP_NOTIFY) {
     endpoint->landed += in->frame.size;
     served(endpoint, stream, false);
+  } else if (rdt_tcp_is_atomic(in->frame.kind)) {
+    status = serve_atomic(endpoint, stream);
   } else {
     if (!in->to) status = refuse(endpoint, stream);
     served(endpoint, stream, true);

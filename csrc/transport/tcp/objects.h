@@ -23,16 +23,19 @@
 typedef struct rdt_tcp_piece {
   rdt_request *request; /* NULL: notifications, fences, probes */
   uint8_t *local;
-  uint64_t end; /* of its last byte in the stream, once it was built */
+  uint64_t operands[2]; /* of an atomic operation: the body */
+  uint64_t end;         /* of its last byte in the stream, once it was built */
   rdt_tcp_frame frame;
 } rdt_tcp_piece;
 
 /* What the target owes for an operation besides its acknowledgement. */
 typedef struct rdt_tcp_answer {
   uint64_t operation;
-  rdt_registration *registration; /* held; NULL: the operation is refused */
+  rdt_registration *registration; /* held; NULL without `is_word`: the operation is refused */
   uint64_t offset;
   uint32_t size;
+  bool is_word; /* the answer is `word`, not bytes of a region */
+  uint64_t word;
 } rdt_tcp_answer;
 
 /* A fence hides the notifications that begin at `position` of the ring or later. */
@@ -62,8 +65,9 @@ typedef struct rdt_tcp_input {
   uint32_t left;                  /* bytes of the body that are to come */
   rdt_tcp_frame frame;            /* of that body */
   uint8_t *to;                    /* NULL: it is discarded */
+  uint64_t operands[2];           /* the body of an atomic operation */
   rdt_registration *registration; /* held while the body goes into a region */
-  uint64_t answered;              /* pieces below this have their data, if they are reads */
+  uint64_t answered;              /* pieces below this have their data, if they get any */
   uint64_t shorts;                /* bytes of frames since the last long body */
   bool in_body, ended;
   bool ack_due, quick_ack;
@@ -171,6 +175,8 @@ rdt_status rdt_tcp_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *o
                          rdt_request *request);
 rdt_status rdt_tcp_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                         rdt_request *request);
+rdt_status rdt_tcp_atomic(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                          rdt_request *request);
 rdt_status rdt_tcp_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
                                 rdt_request *request);
 rdt_status rdt_tcp_notify(rdt_endpoint *endpoint, uint64_t immediate, const void *data,

@@ -81,6 +81,11 @@ static void build_refusal(rdt_tcp_output *out, uint64_t operation) {
   if (out->acknowledged < operation + 1) out->acknowledged = operation + 1;
 }
 
+static void build_word(rdt_tcp_output *out, uint64_t word) {
+  add_header(out, &(rdt_tcp_frame){.kind = RDT_TCP_DATA, .size = sizeof(word)});
+  add_copy(out, &word, sizeof(word));
+}
+
 static void build_data(rdt_tcp_output *out, rdt_tcp_answer answer) {
   rdt_registration *registration = answer.registration;
   const uint8_t *body = registration->start + answer.offset;
@@ -106,7 +111,9 @@ static bool build_answer(const rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   uint64_t given = atomic_load(&stream->given);
   if (given == atomic_load(&stream->owed)) return false;
   rdt_tcp_answer answer = stream->answers[given & (endpoint->depth - 1)];
-  if (answer.registration)
+  if (answer.is_word)
+    build_word(&stream->out, answer.word);
+  else if (answer.registration)
     build_data(&stream->out, answer);
   else
     build_refusal(&stream->out, answer.operation);
@@ -120,7 +127,9 @@ static bool build_operation(const rdt_endpoint *endpoint, rdt_tcp_stream *stream
   rdt_tcp_piece *piece = &stream->pieces[built & (endpoint->depth - 1)];
   rdt_tcp_output *out = &stream->out;
   add_header(out, &piece->frame);
-  if (rdt_tcp_has_body(piece->frame.kind) && piece->frame.size <= INLINE_BYTES)
+  if (rdt_tcp_is_atomic(piece->frame.kind))
+    add_copy(out, piece->operands, RDT_TCP_OPERANDS_BYTES);
+  else if (rdt_tcp_has_body(piece->frame.kind) && piece->frame.size <= INLINE_BYTES)
     add_copy(out, piece->local, piece->frame.size);
   else if (rdt_tcp_has_body(piece->frame.kind))
     add_part(out, piece->local, piece->frame.size, NULL);

@@ -78,6 +78,24 @@ rdt_status rdt_tcp_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op
   return post(endpoint, RDT_TCP_READ, mapping, op, request);
 }
 
+rdt_status rdt_tcp_atomic(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                          rdt_request *request) {
+  rdt_tcp_stream *stream = &endpoint->streams[0];
+  if (!has_room(endpoint, stream, RESERVE)) {
+    atomic_store(&endpoint->starved, true);
+    return RDT_NO_CREDIT;
+  }
+  rdt_tcp_kind kind = op->kind == RDT_OP_FETCH_ADD ? RDT_TCP_FETCH_ADD : RDT_TCP_COMPARE_SWAP;
+  rdt_tcp_piece piece = {
+      .request = request,
+      .local = op->local,
+      .operands = {op->operand, op->expected},
+      .frame = {kind, RDT_TCP_OPERANDS_BYTES, mapping->index, mapping->key, op->remote_offset}};
+  rdt_request_hold(request);
+  append(endpoint, stream, piece);
+  return RDT_IN_PROGRESS;
+}
+
 rdt_status rdt_tcp_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
                                 rdt_request *request) {
   (void)request;

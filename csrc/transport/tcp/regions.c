@@ -94,7 +94,8 @@ void rdt_tcp_region_unpin(rdt_registration *registration) {
 }
 
 static bool permits(const rdt_registration *registration, const rdt_tcp_reach *wanted) {
-  return registration->key == wanted->key && (registration->access & wanted->access) &&
+  return registration->key == wanted->key &&
+         (registration->access & wanted->access) == wanted->access &&
          wanted->offset <= registration->size &&
          wanted->size <= registration->size - wanted->offset &&
          (!registration->one_peer || atomic_load(&registration->grantee) == wanted->endpoint);

@@ -51,6 +51,7 @@ const rdt_transport rdt_transport_tcp = {
     .max_notify = rdt_tcp_max_notify,
     .write = rdt_tcp_write,
     .read = rdt_tcp_read,
+    .atomic = rdt_tcp_atomic,
     .notify = rdt_tcp_notify,
     .doorbell = rdt_tcp_doorbell,
     .wants_doorbell = rdt_tcp_wants_doorbell,

@@ -20,6 +20,7 @@ rdt_status rdt_verbs_address_encode(const rdt_verbs_address *address, rdt_bundle
   rdt_wire_put_u32(&wire, address->gid_type);
   rdt_wire_put_bytes(&wire, address->gid, sizeof(address->gid));
   rdt_wire_put_u32(&wire, address->reads);
+  rdt_wire_put_u32(&wire, address->atomics);
   rdt_wire_put_u32(&wire, address->notifies);
   rdt_wire_put_u64(&wire, address->ring);
   rdt_wire_put_u64(&wire, address->ring_capacity);
@@ -40,6 +41,7 @@ static bool plausible(const rdt_verbs_address *address) {
   good &= address->gid_type <= RDT_VERBS_GID_UNKNOWN;
   /* If the peer serves no reads, ours would wait for ever. */
   good &= address->reads > 0;
+  good &= address->atomics <= IBV_ATOMIC_GLOB;
   good &= address->notifies > 0 && address->notifies <= 1u << 20;
   good &= rdt_records_valid_capacity(address->ring_capacity);
   for (uint32_t i = 0; i < address->queue_count && i < RDT_VERBS_MAX_QUEUES; i++)
@@ -58,6 +60,7 @@ rdt_status rdt_verbs_address_decode(const rdt_bundle *bundle, rdt_verbs_address 
   if (rdt_wire_get_bytes(&wire, address->gid, sizeof(address->gid)) != sizeof(address->gid))
     wire.bad = true;
   address->reads = rdt_wire_get_u32(&wire);
+  address->atomics = rdt_wire_get_u32(&wire);
   address->notifies = rdt_wire_get_u32(&wire);
   address->ring = rdt_wire_get_u64(&wire);
   address->ring_capacity = rdt_wire_get_u64(&wire);

@@ -16,6 +16,7 @@ typedef struct rdt_verbs_address {
   uint32_t gid_type; /* rdt_verbs_gid_type */
   uint8_t gid[16];
   uint32_t reads;                       /* reads and atomics that this end serves at a time */
+  uint32_t atomics;                     /* enum ibv_atomic_cap of its device */
   uint32_t notifies;                    /* receives that it keeps posted for notifications */
   uint64_t ring, ring_capacity, credit; /* addresses in its block */
   uint32_t rkey;                        /* of the block */

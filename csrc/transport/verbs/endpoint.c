@@ -117,9 +117,11 @@ static rdt_status create_qp(rdt_endpoint *endpoint, rdt_verbs_queue *queue, uint
 }
 
 static rdt_status set_init(rdt_endpoint *endpoint, rdt_verbs_queue *queue) {
+  const rdt_verbs_port *port = endpoint->domain->choice.port;
   struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
-                             .port_num = endpoint->domain->choice.port->number,
+                             .port_num = port->number,
                              .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE};
+  if (port->limits.atomics != IBV_ATOMIC_NONE) attr.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
   return rdt_verbs_modify_qp(queue->qp, &attr,
                              IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
@@ -143,6 +145,7 @@ static rdt_status describe(const rdt_endpoint *endpoint, rdt_bundle *offer) {
       .mtu = choice->port->active_mtu,
       .lid = choice->port->lid,
       .reads = choice->port->limits.max_qp_rd_atom,
+      .atomics = choice->port->limits.atomics,
       .notifies = RDT_VERBS_NOTIFY_RECEIVES,
       .ring = start + CREDIT_PAGE,
       .ring_capacity = endpoint->receive.capacity,
@@ -335,6 +338,13 @@ rdt_status rdt_verbs_endpoint_connect(rdt_endpoint *endpoint, const char *peer, 
 
 uint64_t rdt_verbs_max_notify(const rdt_endpoint *endpoint) {
   return rdt_records_max_payload(&endpoint->mirror);
+}
+
+rdt_atomics rdt_verbs_atomics(const rdt_endpoint *endpoint) {
+  enum ibv_atomic_cap own = endpoint->domain->choice.port->limits.atomics;
+  if (own == IBV_ATOMIC_NONE || endpoint->remote.atomics == IBV_ATOMIC_NONE)
+    return RDT_ATOMICS_NONE;
+  return own == IBV_ATOMIC_GLOB ? RDT_ATOMICS_CPU : RDT_ATOMICS_DEVICE;
 }
 
 void rdt_verbs_endpoint_stop(rdt_endpoint *endpoint) {

@@ -42,11 +42,18 @@ void rdt_verbs_registration_unref(rdt_registration *registration) {
   free(registration);
 }
 
+static uint32_t access_of_peers(const rdt_domain *domain, uint32_t access) {
+  bool has_atomics = domain->choice.port->limits.atomics != IBV_ATOMIC_NONE;
+  bool both = (access & RDT_ACCESS_READ) && (access & RDT_ACCESS_WRITE);
+  return has_atomics && both ? access | RDT_VERBS_ACCESS_ATOMIC : access;
+}
+
 rdt_status rdt_verbs_region_register(rdt_domain *domain, const rdt_region_memory *memory,
                                      rdt_registration **registration_out) {
   rdt_registration *registration;
   bool windows = memory->one_peer && domain->windows;
-  uint32_t access = windows ? RDT_VERBS_ACCESS_WINDOWS : memory->access;
+  uint32_t peers = access_of_peers(domain, memory->access);
+  uint32_t access = windows ? RDT_VERBS_ACCESS_WINDOWS : peers;
   rdt_status status = registration_new(domain, memory->address, memory->size, access,
                                        RDT_VERBS_LOCAL_TARGET, &registration);
   /* Read-only memory can still be a source, here and for peers. */
@@ -54,7 +61,7 @@ rdt_status rdt_verbs_region_register(rdt_domain *domain, const rdt_region_memory
     status = registration_new(domain, memory->address, memory->size, access, RDT_VERBS_LOCAL_SOURCE,
                               &registration);
   if (status != RDT_OK) return status;
-  registration->access = memory->access;
+  registration->access = peers;
   registration->one_peer = windows;
   pthread_rwlock_wrlock(&domain->registrations_lock);
   registration->next = domain->registrations;

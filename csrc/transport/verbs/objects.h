@@ -68,7 +68,7 @@ struct rdt_registration {
   rdt_domain *domain;
   struct ibv_mr *mr;
   uint64_t start, size;
-  uint32_t access;        /* of peers */
+  uint32_t access;        /* of peers; with RDT_VERBS_ACCESS_ATOMIC where they have that */
   bool one_peer;          /* peers reach it through the windows of its grant */
   rdt_verbs_grant *grant; /* under windows_lock */
   bool target;            /* the device may write into it */
@@ -261,6 +261,7 @@ void rdt_verbs_endpoint_sever(rdt_endpoint *endpoint);
 void rdt_verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events);
 void rdt_verbs_endpoint_destroy(rdt_endpoint *endpoint);
 uint64_t rdt_verbs_max_notify(const rdt_endpoint *endpoint);
+rdt_atomics rdt_verbs_atomics(const rdt_endpoint *endpoint);
 
 /* post.c: the send side */
 
@@ -268,6 +269,8 @@ rdt_status rdt_verbs_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op 
                            rdt_request *request);
 rdt_status rdt_verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                           rdt_request *request);
+rdt_status rdt_verbs_atomic(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                            rdt_request *request);
 rdt_status rdt_verbs_region_grant(rdt_endpoint *endpoint, rdt_registration *registration,
                                   rdt_request *request);
 /* Posts the bind of the ring's window. */

@@ -63,6 +63,17 @@ static void append(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr
   atomic_store(&queue->posted, posted + 1);
 }
 
+/* Appends a piece of a request. Holds what the piece names until it is complete. */
+static void append_piece(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr,
+                         struct ibv_sge segment, rdt_verbs_piece piece) {
+  piece.event = piece.request->wants_event;
+  if (piece.registration) rdt_verbs_registration_ref(piece.registration);
+  if (piece.fence) atomic_fetch_add(&endpoint->fences, 1);
+  if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
+  rdt_request_hold(piece.request);
+  append(endpoint, index, wr, segment, piece);
+}
+
 typedef struct transfer {
   const rdt_mapping *mapping;
   rdt_op *op;
@@ -97,13 +108,8 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
                            .slot = inlined ? NULL : local->slot,
                            .target = t->read ? t->op->local : NULL,
                            .size = size,
-                           .fence = !t->read && index > 0,
-                           .event = t->request->wants_event};
-  if (piece.registration) rdt_verbs_registration_ref(piece.registration);
-  if (piece.fence) atomic_fetch_add(&endpoint->fences, 1);
-  if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
-  rdt_request_hold(t->request);
-  append(endpoint, index, wr, segment, piece);
+                           .fence = !t->read && index > 0};
+  append_piece(endpoint, index, wr, segment, piece);
   advance(t->op, size);
 }
 
@@ -176,17 +182,36 @@ rdt_status rdt_verbs_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *
   return post(endpoint, &(transfer){mapping, op, request, true});
 }
 
+rdt_status rdt_verbs_atomic(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
+                            rdt_request *request) {
+  rdt_verbs_local local;
+  bool adds = op->kind == RDT_OP_FETCH_ADD;
+  if (!has_room(&endpoint->queues[0], RDT_VERBS_RESERVE)) return RDT_NO_CREDIT;
+  rdt_status status = rdt_verbs_local_acquire(endpoint->domain, op->local, op->size, true, &local);
+  if (status != RDT_OK) return status;
+  struct ibv_sge segment = {.addr = local.address, .length = RDT_ATOMIC_SIZE, .lkey = local.lkey};
+  struct ibv_send_wr wr = {.opcode = adds ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP,
+                           .wr.atomic = {.remote_addr = mapping->address + op->remote_offset,
+                                         .compare_add = adds ? op->operand : op->expected,
+                                         .swap = adds ? 0 : op->operand,
+                                         .rkey = key_for(&mapping->keys, 0)}};
+  append_piece(endpoint, 0, wr, segment,
+               (rdt_verbs_piece){.request = request,
+                                 .registration = local.registration,
+                                 .slot = local.slot,
+                                 .target = op->local,
+                                 .size = RDT_ATOMIC_SIZE});
+  rdt_verbs_registration_unref(local.registration); /* the piece holds it */
+  return RDT_IN_PROGRESS;
+}
+
 static void post_bind(rdt_endpoint *endpoint, uint32_t index, rdt_registration *registration,
                       rdt_request *request) {
-  rdt_verbs_piece piece = {
-      .request = request, .registration = registration, .event = request->wants_event};
-  rdt_verbs_registration_ref(registration);
-  if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
-  rdt_request_hold(request);
-  append(endpoint, index,
-         rdt_verbs_window_bind(&registration->grant->windows[index], registration->mr,
-                               registration->access),
-         (struct ibv_sge){0}, piece);
+  append_piece(endpoint, index,
+               rdt_verbs_window_bind(&registration->grant->windows[index], registration->mr,
+                                     registration->access),
+               (struct ibv_sge){0},
+               (rdt_verbs_piece){.request = request, .registration = registration});
 }
 
 /* Every queue pair gets a key of its own, so that large transfers can use all of them here too. */

@@ -99,6 +99,7 @@ int rdt_verbs_remote_access(uint32_t access) {
   int bits = 0;
   if (access & RDT_ACCESS_READ) bits |= IBV_ACCESS_REMOTE_READ;
   if (access & RDT_ACCESS_WRITE) bits |= IBV_ACCESS_REMOTE_WRITE;
+  if (access & RDT_VERBS_ACCESS_ATOMIC) bits |= IBV_ACCESS_REMOTE_ATOMIC;
   return bits;
 }
 

@@ -19,12 +19,14 @@ typedef enum rdt_verbs_local_use {
 
 /* In place of rdt_access bits: peers reach the memory through memory windows only. */
 #define RDT_VERBS_ACCESS_WINDOWS UINT32_C(0x80000000)
+/* Beside them: peers may use atomic operations, which the device must have. */
+#define RDT_VERBS_ACCESS_ATOMIC UINT32_C(0x40000000)
 
-/* Converts what peers may do (rdt_access bits) to the device's bits. */
+/* Converts what peers may do (rdt_access bits, RDT_VERBS_ACCESS_ATOMIC) to the device's bits. */
 int rdt_verbs_remote_access(uint32_t access);
 
 /* Registers `size` > 0 bytes at `address` for local use as `use` and for peers as `access`
- * (rdt_access bits, or RDT_VERBS_ACCESS_WINDOWS), and touches pages that are not there yet, from several threads: the kernel would
+ * (rdt_access bits and RDT_VERBS_ACCESS_ATOMIC, or RDT_VERBS_ACCESS_WINDOWS), and touches pages that are not there yet, from several threads: the kernel would
  * do the same, one by one. Blocks until all are there, pinned: long for gigabytes. The caller owns `mr`
  * (rdt_verbs_dereg_mr) and keeps the memory mapped as long.
  *
