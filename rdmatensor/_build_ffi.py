@@ -17,14 +17,16 @@ INCLUDE = Path(__file__).resolve().parent.parent / "csrc" / "include"
 # Object-like macros with a value that Python needs; `...` lets the C compiler supply it.
 CONSTANTS = re.compile(r"^#define (RDT_[A-Z_]+) \(?-?\d+\)?\s*$", re.MULTILINE)
 # Beside the header: what C asks Python while it waits; and one call from Python instead of one for each
-# field of an operation. rdt_python_post returns 0 for what is complete, a status below 0, or the address of a
-# transfer.
+# field of an operation. rdt_python_post and rdt_python_atomic return 0 for what is complete, a status
+# below 0, or the address of a transfer.
 MORE_DECLARATIONS = """
 extern "Python" int rdt_python_interrupted(void *context);
 rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const void *input, void *output,
                           uint64_t count);
 int64_t rdt_python_post(rdt_channel *channel, uint32_t kind, const void *local, uint64_t size,
                         rdt_remote_region *remote, uint64_t offset, uint64_t immediate);
+int64_t rdt_python_atomic(rdt_channel *channel, uint32_t kind, uint64_t *old, rdt_remote_region *remote,
+                          uint64_t offset, uint64_t operand, uint64_t expected);
 """
 MORE_SOURCE = """
 static rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const void *input,
@@ -35,14 +37,26 @@ static rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const v
   return rdt_group_run(group, call);
 }
 
+static int64_t rdt_python_submit(rdt_channel *channel, const rdt_op *op) {
+  rdt_transfer *transfer = NULL;
+  rdt_status status = rdt_channel_submit(channel, op, 1, &transfer);
+  return status == RDT_IN_PROGRESS ? (intptr_t)transfer : status;
+}
+
 static int64_t rdt_python_post(rdt_channel *channel, uint32_t kind, const void *local,
                                uint64_t size, rdt_remote_region *remote, uint64_t offset,
                                uint64_t immediate) {
-  rdt_transfer *transfer = NULL;
   rdt_op op = {.kind = kind, .local = (void *)local, .size = size, .remote = remote,
                .remote_offset = offset, .immediate = immediate};
-  rdt_status status = rdt_channel_submit(channel, &op, 1, &transfer);
-  return status == RDT_IN_PROGRESS ? (intptr_t)transfer : status;
+  return rdt_python_submit(channel, &op);
+}
+
+static int64_t rdt_python_atomic(rdt_channel *channel, uint32_t kind, uint64_t *old,
+                                 rdt_remote_region *remote, uint64_t offset, uint64_t operand,
+                                 uint64_t expected) {
+  rdt_op op = {.kind = kind, .local = old, .size = RDT_ATOMIC_SIZE, .remote = remote,
+               .remote_offset = offset, .operand = operand, .expected = expected};
+  return rdt_python_submit(channel, &op);
 }
 """
 PART = re.compile(r'^#include "(rdmatensor/\w+\.h)"$', re.MULTILINE)

@@ -50,6 +50,7 @@ class DeviceStats(NamedTuple):
     write_bytes: int
     reads: int
     read_bytes: int
+    atomics: int
     notifies_sent: int
     notifies_received: int
     notify_bytes_sent: int

@@ -24,6 +24,11 @@ def whole(what: str, value: Any, least: int = 0, most: int = MOST) -> int:
     return number
 
 
+def word(what: str, value: Any) -> int:
+    """Return `value` as a whole number of 64 bits without a sign: 2**64 more than it if it is negative."""
+    return whole(what, value, -(2**63)) & MOST
+
+
 def c_text(what: str, value: Any) -> Any:
     """Return the text for C, as a `char[]` that lives as long as the returned object."""
     if not isinstance(value, str):

@@ -199,6 +199,7 @@ class DeviceUse(TypedDict):
     write_bytes: int
     reads: int
     read_bytes: int
+    atomics: int
     notifies_sent: int
     notifies_received: int
     notify_bytes_sent: int

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .._ffi import ffi, lib
 from ..errors import Closed, RegionError, UsageError, check
 from . import buffers
-from .arguments import whole
+from .arguments import whole, word
 from .buffers import Array, Buffer, from_buffer
 from .dlpack import capsule_of
 from .transfer import COMPLETED, Transfer
@@ -175,6 +175,51 @@ class RemoteRegion:
         await self.read_into(array, offset)
         return array
 
+    def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
+        """Add `value` to the word at `offset` and return the word's old value, as one atomic operation. Blocks.
+
+        A word has 8 bytes, begins at a multiple of 8, and counts modulo 2**64 without a sign: a negative
+        number, down to -2**63, means 2**64 more, and results are 0 or more. What other calls of fetch_add and
+        compare_swap do to the word, in any process, comes before or after. A write() or read() may come in
+        between: read the word with fetch_add(offset, 0). The owner's array shows it as uint64.
+
+        Raises RegionError without Access.READ and Access.WRITE. Raises Unsupported without Capability.ATOMIC,
+        for a region that does not begin at a multiple of 8 bytes, and, over an RDMA device that is atomic with
+        itself only, for a region that peers also reach over another transport. After DeadlineExceeded and
+        ConnectionLost, nobody knows whether the word has changed.
+        """
+        old, posted = self._change(_FETCH_ADD, offset, word("value", value), 0)
+        posted.wait(timeout)
+        return int(old[0])
+
+    def compare_swap(
+        self, offset: int, expected: int, desired: int, timeout: float | None = None
+    ) -> int:
+        """Give the word at `offset` the value `desired` if it is `expected`, as one atomic operation. Blocks.
+
+        Returns the word's old value, without a sign; it was replaced if that is `expected`. Words and errors
+        are those of fetch_add.
+        """
+        old, posted = self._change(
+            _COMPARE_SWAP, offset, word("desired", desired), word("expected", expected)
+        )
+        posted.wait(timeout)
+        return int(old[0])
+
+    async def afetch_add(self, offset: int, value: int) -> int:
+        """Do what fetch_add does, for asyncio."""
+        old, posted = self._change(_FETCH_ADD, offset, word("value", value), 0)
+        await posted
+        return int(old[0])
+
+    async def acompare_swap(self, offset: int, expected: int, desired: int) -> int:
+        """Do what compare_swap does, for asyncio."""
+        old, posted = self._change(
+            _COMPARE_SWAP, offset, word("desired", desired), word("expected", expected)
+        )
+        await posted
+        return int(old[0])
+
     def map(
         self, offset: int = 0, nbytes: int | None = None, dtype: npt.DTypeLike = np.uint8
     ) -> Array:
@@ -215,6 +260,13 @@ class RemoteRegion:
     def __repr__(self) -> str:
         return f"<RemoteRegion of {self.nbytes} bytes, key {self.key:#x}, of {self._remote!r}>"
 
+    def _change(self, kind: int, offset: int, operand: int, expected: int) -> tuple[Any, Transfer]:
+        """Post an atomic operation. Return the memory that its result goes into, and the transfer."""
+        handle, old = self._need_handle(), ffi.new("uint64_t *")
+        at = whole("offset", offset)
+        posted = _atomic(self._channel, kind, old, handle, at, operand, expected)
+        return old, COMPLETED if posted == 0 else self._remote._begun(posted, (old, handle))
+
     def _room(self, offset: int, nbytes: int | None) -> Array:
         self._need_handle()
         return np.empty(self._extent(offset, nbytes), dtype=np.uint8)
@@ -242,6 +294,9 @@ def _bad_number(error: Exception) -> UsageError:
 
 _ndarray = np.ndarray
 _post = lib.rdt_python_post
+_atomic = lib.rdt_python_atomic
 _WRITE: int = lib.RDT_OP_WRITE
 _READ: int = lib.RDT_OP_READ
 _WRITE_NOTIFY: int = lib.RDT_OP_WRITE_NOTIFY
+_FETCH_ADD: int = lib.RDT_OP_FETCH_ADD
+_COMPARE_SWAP: int = lib.RDT_OP_COMPARE_SWAP

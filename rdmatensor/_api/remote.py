@@ -33,6 +33,7 @@ class Capability(IntFlag):
     MAP = 1
     UNREGISTERED_SOURCE = 2
     ENCRYPTED = 4
+    ATOMIC = 8
 
 
 class RemoteDevice:

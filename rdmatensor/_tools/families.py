@@ -204,6 +204,7 @@ _DEVICE_COUNTERS = {
     "write_bytes": "Their bytes.",
     "reads": "One-sided reads posted.",
     "read_bytes": "Their bytes.",
+    "atomics": "Atomic operations posted.",
     "notifies_sent": "Notifications sent.",
     "notifies_received": "Notifications received.",
     "notify_bytes_sent": "Bytes of notifications sent.",

@@ -30,6 +30,7 @@ RECORD = struct.Struct("<IIQ")
 MESSAGE, PADDING = 1, 2
 GID_INDEX = 1  # RoCE v2, IPv4
 ROCE_V2 = 2
+ATOMIC_HCA = 1
 PAGE = 4096
 RING = 65536
 RECEIVES = 104
@@ -54,7 +55,7 @@ def unpack_address(data: bytes) -> dict[str, Any]:
         name: fields.u32() for name in ("link_layer", "mtu", "lid", "gid_type")
     }
     result["gid"] = fields.text()
-    result.update({name: fields.u32() for name in ("reads", "notifies")})
+    result.update({name: fields.u32() for name in ("reads", "atomics", "notifies")})
     result.update({name: fields.u64() for name in ("ring", "ring_capacity", "credit")})
     result["rkey"] = fields.u32()
     result["queues"] = [(fields.u32(), fields.u32()) for _ in range(fields.u32())]
@@ -65,7 +66,7 @@ def unpack_address(data: bytes) -> dict[str, Any]:
 def pack_address(fields: dict[str, Any]) -> bytes:
     data = struct.pack("<4I", *(fields[name] for name in ("link_layer", "mtu", "lid", "gid_type")))
     data += text(fields["gid"])
-    data += struct.pack("<2I", fields["reads"], fields["notifies"])
+    data += struct.pack("<3I", *(fields[name] for name in ("reads", "atomics", "notifies")))
     data += struct.pack("<3Q", *(fields[name] for name in ("ring", "ring_capacity", "credit")))
     data += struct.pack("<2I", fields["rkey"], fields.get("queue_count", len(fields["queues"])))
     return data + b"".join(struct.pack("<2I", *queue) for queue in fields["queues"])
@@ -84,7 +85,8 @@ class Independent:
         self._context = Context(name="rxe0")
         self._pd = PD(self._context)
         self._cq = CQ(self._context, 512)
-        everything = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+        peers = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
+        everything = e.IBV_ACCESS_LOCAL_WRITE | peers
         self.memory = MR(self._pd, PAGE + RING + (1 << 20), everything)
         self._data = self.memory.buf + PAGE + RING  # what we write from, read into, and export
         self._sent = self._messages = 0  # bytes of records, notifications
@@ -103,7 +105,9 @@ class Independent:
         cap = QPCap(max_send_wr=256, max_recv_wr=256, max_send_sge=1, max_recv_sge=1)
         init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=1)
         attr = QPAttr(port_num=1)
-        attr.qp_access_flags = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+        attr.qp_access_flags = (
+            e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
+        )
         return QP(self._pd, init, attr)
 
     def _post_receive(self) -> None:
@@ -119,6 +123,7 @@ class Independent:
             "gid_type": ROCE_V2,
             "gid": bytes.fromhex(gid.replace(":", "")),
             "reads": 16,
+            "atomics": ATOMIC_HCA,
             "notifies": RECEIVES,
             "ring": self.memory.buf + PAGE,
             "ring_capacity": RING,
@@ -213,7 +218,7 @@ class Independent:
         kind, sequence, body = self._line.receive()
         assert (kind, sequence) == (REGION, 9)
         body.u64()
-        size, access = body.u64(), body.u32()
+        size, access, self.takes_atomics = body.u64(), body.u32(), body.u32() == 0
         bundle = Reader(body.text())
         body.end()
         region = Region(bundle.u64(), bundle.u32(), size, access)
@@ -229,7 +234,7 @@ class Independent:
         body.end()
         key = self.memory.rkey if rkey is None else rkey
         bundle = struct.pack("<QI", self._data, key)
-        self._line.send(REGION, struct.pack("<QQI", 77, size, 3) + text(bundle), sequence)
+        self._line.send(REGION, struct.pack("<QQ2I", 77, size, 3, 0) + text(bundle), sequence)
 
     def data(self, size: int) -> bytes:
         return bytes(self.memory.read(size, PAGE + RING))

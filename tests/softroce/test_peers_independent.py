@@ -107,6 +107,9 @@ def test_our_write_and_read_reach_its_memory(both: Both) -> None:
     both.other.finish()
     both.ours.run("its.write(np.arange(50000, dtype='uint8')).wait(20)")
     assert both.other.get("peer.data(50000)") == bytes(i % 256 for i in range(50000))
+    assert both.ours.get("its.fetch_add(8, 1 << 32)") == 0x0F0E0D0C0B0A0908
+    assert both.ours.get("its.compare_swap(8, 0x0F0E0D0D0B0A0908, 3)") == 0x0F0E0D0D0B0A0908
+    assert both.other.get("peer.data(16)")[8:] == bytes([3] + [0] * 7)
     assert both.ours.get("bytes(its.read(100, 1000))") == bytes(
         (i + 100) % 256 for i in range(1000)
     )

@@ -24,6 +24,7 @@ SKIPS = {
     "only shm reads the memory of other processes": (1, 1),
 }
 PROGRAMS = [
+    "test_atomics",
     "test_channel",
     "test_fault_storms",
     "test_group",

@@ -16,13 +16,14 @@ from support import TESTS, WHOLE, failure_table
 SECONDS = 900
 UNMAPPED = 4 if WHOLE else 1  # tests of memory that is used in place
 PROGRAMS = [
+    "test_atomics",
     "test_channel",
     "test_fault_storms",
     "test_group",
     "test_store",
 ]
 # Of them encrypted.
-ENCRYPTED = ["test_channel", "test_group", "test_store"]
+ENCRYPTED = ["test_atomics", "test_channel", "test_group", "test_store"]
 if WHOLE:
     PROGRAMS += ["test_faults_groups", "test_group_trees", "test_region_for"]
     ENCRYPTED = PROGRAMS
@@ -69,7 +70,7 @@ def test_transport_suite_encrypted(encrypted: dict[str, str]) -> None:
     """What moves bytes, and what ends that, as on verbs."""
     chosen: list[str | Path] = [TESTS / "transport"]
     if not WHOLE:
-        names = ("onesided", "notify", "group", "store", "failures")
+        names = ("onesided", "atomics", "notify", "group", "store", "failures")
         chosen = [TESTS / "transport" / f"test_{name}.py" for name in names]
         chosen += ["-m", "not any_transport", "-k", "not large_arrays"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -152,6 +152,7 @@ static void *answer_wrongly(void *argument) {
     rdt_wire_put_u64(&wire, 6);
     rdt_wire_put_u64(&wire, 8192);
     rdt_wire_put_u32(&wire, RDT_ACCESS_READ);
+    rdt_wire_put_u32(&wire, RDT_REGION_ATOMIC);
     rdt_wire_put_bytes(&wire, &offset, sizeof(offset));
     send_message(socket, &wire, &fds);
     rdt_fds_close(&fds);
@@ -199,6 +200,52 @@ static void test_answers(void) {
                 rdt_remote_region_alloc(channel, 4096, RDT_ACCESS_READ, 10000, &region));
   EXPECT(strstr(rdt_last_error(), "another region"));
   pthread_join(thread, NULL);
+  rdt_channel_unref(channel);
+  hang_up(&hostile);
+  EXPECT(becomes(&releases, 1));
+}
+
+/* Answers with a region that begins between words, and says that it takes atomic operations; and then with one of
+ * which it says nonsense. */
+static void *answer_with_words(void *argument) {
+  int socket = *(int *)argument;
+  rdt_wire wire;
+  for (uint64_t key = 5; key <= 6; key++) {
+    void *memory;
+    const uint64_t offset = 4;
+    rdt_fds fds = {.count = 1};
+    EXPECT_STATUS(RDT_OK,
+                  rdt_net_receive(rdt_socket_of(socket), &wire, NULL, rdt_deadline_after(10000)));
+    EXPECT_STATUS(RDT_OK, rdt_memory_create(8192, &fds.fd[0], &memory));
+    rdt_wire_begin(&wire, RDT_MESSAGE_REGION, wire.sequence);
+    rdt_wire_put_u64(&wire, key);
+    rdt_wire_put_u64(&wire, 4096);
+    rdt_wire_put_u32(&wire, RDT_ACCESS_READ | RDT_ACCESS_WRITE);
+    rdt_wire_put_u32(&wire, key == 5 ? RDT_REGION_ATOMIC : RDT_REGION_MIXED + 1);
+    rdt_wire_put_bytes(&wire, &offset, sizeof(offset));
+    send_message(socket, &wire, &fds);
+    rdt_fds_close(&fds);
+    munmap(memory, 8192);
+  }
+  return NULL;
+}
+
+/* A word over two cache lines would hold up the whole machine, and end this process on other processors. */
+static void test_unaligned_words(void) {
+  rdt_remote_region *region, *none;
+  pthread_t thread;
+  uint64_t old;
+  end hostile;
+  rdt_channel *channel = join(&hostile);
+  atomic_store(&releases, 0);
+  EXPECT(pthread_create(&thread, NULL, answer_with_words, &hostile.socket) == 0);
+  EXPECT_STATUS(RDT_OK, rdt_remote_region_open(channel, 5, 10000, &region));
+  const rdt_op op = {.kind = RDT_OP_FETCH_ADD, .local = &old, .size = 8, .remote = region};
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_channel_post(channel, &op, 1, NULL, NULL));
+  EXPECT_STATUS(RDT_ERR_PROTOCOL, rdt_remote_region_open(channel, 6, 10000, &none));
+  EXPECT(strstr(rdt_last_error(), "impossible region"));
+  pthread_join(thread, NULL);
+  rdt_remote_region_unref(region);
   rdt_channel_unref(channel);
   hang_up(&hostile);
   EXPECT(becomes(&releases, 1));
@@ -264,6 +311,7 @@ int main(void) {
   test_descriptors();
   test_event();
   test_answers();
+  test_unaligned_words();
   test_lent_memory(send_garbage);
   test_lent_memory(send_nothing);
   test_lent_memory(send_what_is_not_expected);

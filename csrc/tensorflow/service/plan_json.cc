@@ -91,13 +91,13 @@ std::string DevicesAsJson() {
     devices.push_back(absl::StrCat(
         "{\"task\":", Quoted(server.task), ",\"address\":", Quoted(server.address),
         ",\"writes\":", now.writes, ",\"write_bytes\":", now.write_bytes, ",\"reads\":", now.reads,
-        ",\"read_bytes\":", now.read_bytes, ",\"notifies_sent\":", now.notifies_sent,
-        ",\"notifies_received\":", now.notifies_received, ",\"notify_bytes_sent\":",
-        now.notify_bytes_sent, ",\"notify_bytes_received\":", now.notify_bytes_received,
-        ",\"queued\":", now.queued, ",\"doorbells\":", now.doorbells, ",\"wakeups\":", now.wakeups,
-        ",\"channels_opened\":", now.channels_opened, ",\"channels_lost\":", now.channels_lost,
-        ",\"regions\":", now.regions, ",\"region_bytes\":", now.region_bytes,
-        ",\"pending\":", now.pending, "}"));
+        ",\"read_bytes\":", now.read_bytes, ",\"atomics\":", now.atomics,
+        ",\"notifies_sent\":", now.notifies_sent, ",\"notifies_received\":", now.notifies_received,
+        ",\"notify_bytes_sent\":", now.notify_bytes_sent, ",\"notify_bytes_received\":",
+        now.notify_bytes_received, ",\"queued\":", now.queued, ",\"doorbells\":", now.doorbells,
+        ",\"wakeups\":", now.wakeups, ",\"channels_opened\":", now.channels_opened,
+        ",\"channels_lost\":", now.channels_lost, ",\"regions\":", now.regions,
+        ",\"region_bytes\":", now.region_bytes, ",\"pending\":", now.pending, "}"));
   });
   return absl::StrCat("[", absl::StrJoin(devices, ","), "]");
 }
