@@ -176,7 +176,7 @@ class RemoteRegion:
         return array
 
     def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
-        """Add `value` to the word at `offset` and return the word's old value, as one atomic operation. Blocks.
+        """Add `value` to the word at `offset`, as an atomic operation, and return its old value. Blocks.
 
         A word has 8 bytes, begins at a multiple of 8, and counts modulo 2**64 without a sign: a negative
         number, down to -2**63, means 2**64 more, and results are 0 or more. What other calls of fetch_add and
@@ -184,9 +184,9 @@ class RemoteRegion:
         between: read the word with fetch_add(offset, 0). The owner's array shows it as uint64.
 
         Raises RegionError without Access.READ and Access.WRITE. Raises Unsupported without Capability.ATOMIC,
-        for a region that does not begin at a multiple of 8 bytes, and, over an RDMA device that is atomic with
-        itself only, for a region that peers also reach over another transport. After DeadlineExceeded and
-        ConnectionLost, nobody knows whether the word has changed.
+        for a region that does not begin at a multiple of 8 bytes, and, over an RDMA device that is atomic
+        with itself only, for a region that peers also reach over another transport. After DeadlineExceeded
+        and ConnectionLost, nobody knows whether the word has changed.
         """
         old, posted = self._change(_FETCH_ADD, offset, word("value", value), 0)
         posted.wait(timeout)
@@ -195,7 +195,7 @@ class RemoteRegion:
     def compare_swap(
         self, offset: int, expected: int, desired: int, timeout: float | None = None
     ) -> int:
-        """Give the word at `offset` the value `desired` if it is `expected`, as one atomic operation. Blocks.
+        """Give the word at `offset` the value `desired` if it is `expected`, as an atomic operation. Blocks.
 
         Returns the word's old value, without a sign; it was replaced if that is `expected`. Words and errors
         are those of fetch_add.
