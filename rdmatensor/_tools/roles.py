@@ -83,7 +83,7 @@ def device_of(role: Role) -> Device:
                 )
                 raise type(error)(text, error.status) from None
             # The port may be a server's, and the address one that only others know.
-    return Device(name, None if chosen else _own_address_towards(role.root))
+    return Device(name, None if chosen else own_address_towards(role.root))
 
 
 def device_name(rank: int) -> str:
@@ -116,7 +116,7 @@ def join(device: Device, role: Role, name: str, timeout: float) -> Group:
         pause = min(2 * pause, 1.0)
 
 
-def _own_address_towards(address: str) -> str | None:
+def own_address_towards(address: str) -> str | None:
     """Return the address of this machine in the network that leads there; None if none does."""
     host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend of torch.distributed for CPU tensors: `init_process_group("rdmatensor")`.
+
+Importing this module registers the backend. From torch 2.14 on, installing the package suffices.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from .memory import bucket_hook, empty
+from .process_group import ProcessGroup, create
+
+__all__ = ["ProcessGroup", "bucket_hook", "empty", "register"]
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed. Importing the module does it; again, it does nothing."""
+    if "RDMATENSOR" not in dist.Backend._plugins:
+        dist.Backend.register_backend("rdmatensor", create, extended_api=True, devices=["cpu"])
+
+
+register()

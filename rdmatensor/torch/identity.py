@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process group says about itself, and what torch sets, by the names that torch looks for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+
+class Identity:
+    """The names, the store and the devices of a process group."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._description = ""
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the name of the backend."""
+        return "rdmatensor"
+
+    name = getBackendName
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return torch's name of the process group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Set torch's name of the process group."""
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the process group."""
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return the description of the process group."""
+        return self._description
+
+    def setGroupDesc(self, text: str) -> None:  # noqa: N802
+        """Set the description of the process group."""
+        self._description = text
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_desc(self) -> str:
+        """The description of the process group."""
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """Return the backend for a device. Raises RuntimeError for other devices than the CPU."""
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(
+                f"No backend type associated with device type {torch.device(device).type}"
+            )
+        return self
+
+    def get_group_store(self) -> Any:
+        """Return the store in which the members met."""
+        return self._store
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Whether operations can be started together."""
+        return True
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether split_group() makes smaller groups."""
+        return True
+
+    @property
+    def supports_time_estimate(self) -> bool:
+        """Whether the time of operations can be estimated without running them."""
+        return False
+
+
+def seconds(timeout: timedelta | float) -> float:
+    """Return a time-out in seconds."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)

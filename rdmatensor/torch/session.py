@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device that the process groups of this process share, and how their members find each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from .. import config
+from .._tools.roles import device_name, own_address_towards
+from ..device import Device
+from ..errors import RdmaError
+from ..group import Group
+from .work import failure
+
+_lock = threading.Lock()
+# By the secret that their devices prove to peers. There is one, unless groups come from several stores.
+_sessions: dict[str, Session] = {}
+
+
+class Session:
+    """A device, and the number of process groups that use it. The last one closes it."""
+
+    def __init__(self, secret: str, device: Device) -> None:
+        self.secret = secret
+        self.device = device
+        self._users = 0
+
+    @classmethod
+    def enter(cls, secret: str | None, rank: int, store: Any) -> Session:
+        """Return the session with this secret, or a new one. None takes any, or makes a secret.
+
+        `rank` is that of this process among all, and names its device. Call leave() once for each call.
+        Raises what Device raises.
+        """
+        with _lock:
+            if secret is None:
+                secret = next(iter(_sessions), _new_secret())
+            session = _sessions.get(secret)
+            if session is None:
+                session = _sessions[secret] = cls(secret, _open(secret, rank, store))
+            session._users += 1
+            return session
+
+    def leave(self) -> None:
+        """Close the device, unless other process groups use it."""
+        with _lock:
+            self._users -= 1
+            if self._users or _sessions.get(self.secret) is not self:
+                return
+            del _sessions[self.secret]
+        self.device.close()
+
+
+def current_device() -> Device:
+    """Return the device of the process groups of this process. Raises RuntimeError if there are none."""
+    with _lock:
+        for session in _sessions.values():
+            return session.device
+    raise RuntimeError('call torch.distributed.init_process_group("rdmatensor") first')
+
+
+def join(
+    store: Any, rank: int, size: int, name: str, ranks: list[int], timeout: float
+) -> tuple[Session, Group]:
+    """Join the group that all members of a process group make. Blocks until all have.
+
+    Rank 0 puts the address of its device into `store`, with a secret unless the settings give one. `ranks`
+    are the members' ranks among all processes. Raises DistBackendError, which names who has not come.
+    """
+    # Groups of one name may follow each other, and their members come in any order.
+    generation = (store.add("members", 1) - 1) // size
+    key = f"root of {generation}"
+    everywhere = ranks[rank] if ranks else rank
+    what = f"joining process group {name!r}"
+    session = None
+    try:
+        if rank == 0:
+            session = Session.enter(None, everywhere, store)
+            device = session.device
+            called = f"{name[:40]} {secrets.token_hex(8)}"
+            store.set(key, json.dumps([device.address, device.name, called, session.secret]))
+            group = Group(device, 0, size, name=called, timeout=timeout, expect=device.name)
+            store.delete_key(key)
+        else:
+            address, expected, called, secret = json.loads(_wait_for(store, key, timeout, what))
+            session = Session.enter(secret, everywhere, store)
+            group = Group(session.device, rank, size, address, called, timeout, expected)
+    except BaseException as error:
+        if session is not None:
+            session.leave()
+        if isinstance(error, RdmaError):
+            raise failure(what, error) from error
+        raise
+    return session, group
+
+
+def _wait_for(store: Any, key: str, timeout: float, what: str) -> bytes:
+    """Return what rank 0 puts into the store."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            found: bytes = store.get(key)
+        except RuntimeError as error:  # the store's own time-out, or rank 0 and the store are gone
+            if time.monotonic() >= end or not isinstance(error, dist.DistStoreError):
+                raise dist.DistBackendError(
+                    f"rdmatensor: {what}: rank 0 has not come within {timeout:.0f} s ({error})"
+                ) from error
+        else:
+            return found
+
+
+def _new_secret() -> str:
+    """Return a secret for the devices of one program; "" if the settings say how they trust each other."""
+    if config.get("SECRET_FILE") or config.get("INSECURE") != "0":
+        return ""
+    return secrets.token_hex(32)
+
+
+def _open(secret: str, rank: int, store: Any) -> Device:
+    """Open a device at the address by which others know this host."""
+    host = None if config.get("BIND_ADDRESS") else _own_address(store)
+    if not secret:
+        return Device(device_name(rank), host)
+    with _secret_file(secret):
+        return Device(device_name(rank), host)
+
+
+@contextlib.contextmanager
+def _secret_file(secret: str) -> Iterator[None]:
+    """Let devices that are opened within the block read the secret, from memory that is nobody else's."""
+    with os.fdopen(os.memfd_create("rdmatensor-secret"), "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(secret)
+        file.flush()
+        config.set("SECRET_FILE", f"/proc/self/fd/{file.fileno()}")
+        try:
+            yield
+        finally:
+            config.set("SECRET_FILE", "")
+
+
+def _own_address(store: Any) -> str | None:
+    """Return the address of this host in the network in which the store, or the master, is."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
+    port = getattr(store, "port", None) or os.environ.get("MASTER_PORT", "1")
+    return own_address_towards(f"{host}:{port}") if host else None
+
+
+def _forget() -> None:
+    """Leave the devices to the parent process, after fork."""
+    global _lock
+    _lock = threading.Lock()
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

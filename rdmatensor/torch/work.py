@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations under way, as torch sees them: Work, and the futures of their results."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.futures import Future
+
+from ..errors import DeadlineExceeded, RdmaError
+from ..group import Operation
+from . import profiling
+from .arrays import Finish
+
+# By so much the wait for an operation outlasts the operation's own time-out.
+_SLACK = 5.0
+_NEVER = timedelta(0)
+
+
+def failure(what: str, error: RdmaError) -> RuntimeError:
+    """Return torch's error for one of a group."""
+    made: RuntimeError = dist.DistBackendError(f"rdmatensor: {what}: {error}")
+    made.__cause__ = error
+    return made
+
+
+class Work(dist.Work):  # type: ignore[misc]
+    """One call's operations: complete when all of them are, and `finish` has run. Any thread may use it.
+
+    `limit` is the time-out of the operations, in seconds. `value` is what result() returns, and what the
+    future gets. `what` names the call in errors. `record` is an event of the profiler, which ends with them.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        value: Any,
+        operations: Sequence[Operation] = (),
+        finish: Finish | None = None,
+        limit: float = 0.0,
+        queue: FutureQueue | None = None,
+        record: Any = None,
+    ) -> None:
+        super().__init__()
+        self._what = what
+        self._value = value
+        self._operations = operations
+        self._finish = finish
+        self._limit = limit + _SLACK
+        self._queue = queue
+        self._record = record
+        self._done = not operations
+        self._error: RuntimeError | None = None
+        self._future: _WorkFuture | None = None
+
+    def wait(self, timeout: timedelta = _NEVER) -> bool:
+        """Block until the operations are complete. Raises the error with which they failed.
+
+        After `timeout`, if it is not zero, raises RuntimeError; the operations go on.
+        """
+        if not self._done:
+            self._settle(timeout.total_seconds())
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Do what wait() does."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the operations are complete, successfully or not."""
+        if not self._done and all(each.done() for each in self._operations):
+            self._settle(0.0)
+        return self._done
+
+    def is_success(self) -> bool:
+        """Return whether the operations are complete and none failed."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> RuntimeError | None:
+        """Return the error with which the operations failed; None if they did not, or are under way."""
+        return self._error if self.is_completed() else None
+
+    def result(self) -> Any:
+        """Return the tensors that the operations write. They are valid after wait()."""
+        return self._value
+
+    def source_rank(self) -> int:
+        """Return the rank, in the group, that sent what was received; -1 for other operations."""
+        source: int = getattr(self._operations[0], "source", -1) if self._operations else -1
+        return source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future:
+        """Return a future of the result. It is the same one each time.
+
+        Futures of a process group are completed in the order in which they were asked for, by one thread, so
+        that operations that their callbacks start are in the same order at every member.
+        """
+        future = self._future
+        if future is None:
+            future = self._future = _WorkFuture(self)
+            if self._done or self._queue is None:
+                future.complete()
+            else:
+                self._queue.add(future, self._operations)
+        return future
+
+    def joined(self, what: str, others: Sequence[Work], value: Any) -> Work:
+        """Return one Work with the result `value` that is complete when this one and `others` are."""
+        works = [self, *others]
+
+        def finish() -> None:
+            for each in works:
+                each.wait()
+
+        operations = [each for work in works for each in work._operations]
+        limit = max(work._limit for work in works)
+        return Work(what, value, operations, finish, limit, self._queue)
+
+    def _settle(self, timeout: float) -> None:
+        """Wait for the operations, and do what is to be done after them, once."""
+        error: RdmaError | None = None
+        for each in self._operations:
+            try:
+                error = each.exception(timeout if timeout > 0 else self._limit) or error
+            except DeadlineExceeded:
+                raise RuntimeError(f"Operation timed out! rdmatensor: {self._what}") from None
+        with _settling:
+            if self._done:
+                return
+            if error is not None:
+                self._error = failure(self._what, error)
+            elif self._finish is not None:
+                try:
+                    self._finish()
+                except RuntimeError as problem:
+                    self._error = problem
+            if self._record is not None:
+                profiling.end(self._record)
+            self._finish = self._record = None
+            self._done = True
+
+
+# What follows an operation is short, and two threads seldom do it at the same time.
+_settling = threading.RLock()
+
+
+class FutureQueue:
+    """The futures of one process group that are not complete, in their order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[_WorkFuture] = deque()
+        self._busy = False
+        self._again = False
+
+    def add(self, future: _WorkFuture, operations: Sequence[Operation]) -> None:
+        """Complete `future` after `operations`, and after the futures that were added before it."""
+        with self._lock:
+            self._waiting.append(future)
+        for each in operations:
+            each.add_done_callback(self._advance)
+
+    def _advance(self, _operation: object) -> None:
+        with self._lock:
+            if self._busy:
+                self._again = True
+                return
+            self._busy = True
+        while True:
+            with self._lock:
+                due = bool(self._waiting) and self._waiting[0].is_due()
+                if due:
+                    first = self._waiting.popleft()
+                elif not self._again:
+                    self._busy = False
+                    return
+                self._again = False
+            if due:
+                first.complete()
+
+
+class _WorkFuture(Future):  # type: ignore[misc]
+    """The future of a Work. Who waits for it in Python completes it, without waiting for another thread."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+        self._once = threading.Lock()
+        self._completed = False
+
+    def is_due(self) -> bool:
+        """Return whether the work is complete."""
+        return self._work.is_completed()
+
+    def wait(self) -> Any:
+        """Block until the work is complete, and return its result. Raises the error with which it failed."""
+        if not self._completed:
+            self._work._settle(0.0)
+            self.complete()
+        return super().wait()
+
+    def complete(self) -> None:
+        """Set the result, once; the caller runs callbacks."""
+        with self._once:
+            if self._completed:
+                return
+            self._completed = True
+        error = self._work.exception()
+        if error is None:
+            self.set_result(self._work.result())
+        else:
+            self.set_exception(error)
