@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,14 @@ from .arrays import Finish
 from .work import FutureQueue, Work, failure
 
 _DETAIL = dist.DebugLevel.DETAIL
+
+
+class Part(NamedTuple):
+    """One operation of a call: its kind, the arguments of the group's method, and what follows it."""
+
+    kind: Any
+    arguments: dict[str, Any]
+    finish: Finish | None = None
 
 
 class Calls:
@@ -35,32 +43,29 @@ class Calls:
     def run(
         self,
         what: str,
-        kind: Any,
         opts: Any,
         value: Any,
-        finish: Finish | None = None,
+        parts: Sequence[Part],
         tensors: Sequence[torch.Tensor] = (),
-        **arguments: Any,
     ) -> Work:
-        """Run an operation of the group, of the kind `kind`. `what` is torch's name of it.
+        """Run operations of the group. `what` is torch's name of them, and `value` their result.
 
-        `arguments` are those of the group's method. `finish` is called when it is done. `tensors` are what
-        this member gives, with the same shapes at every member.
+        `tensors` are what this member gives, with the same shapes at every member.
         """
         self.sequence += 1
         limit = self.limit_of(opts)
         if self._compares:
-            arguments["detail"] = f"{what} of {[tuple(each.shape) for each in tensors]}"
-        if opts.asyncOp or self._coalesced is not None or profiling.is_profiling():
-            return self.start(
-                what,
-                value,
-                lambda: (self.group.start(kind, timeout=limit, **arguments),),
-                finish,
-                tensors,
-                limit,
-                waits=not opts.asyncOp,
-            )
+            shapes = [tuple(each.shape) for each in tensors]
+            for part in parts:
+                part.arguments["detail"] = f"{what} of {shapes}"
+        if (
+            opts.asyncOp
+            or len(parts) != 1
+            or self._coalesced is not None
+            or profiling.is_profiling()
+        ):
+            return self.start(what, value, parts, limit, tensors, waits=not opts.asyncOp)
+        kind, arguments, finish = parts[0]
         try:
             getattr(self.group, kind)(timeout=limit, **arguments)
         except RdmaError as error:
@@ -73,48 +78,44 @@ class Calls:
         self,
         what: str,
         value: Any,
-        begin: Callable[[], Sequence[Operation]],
-        finish: Finish | None,
-        tensors: Sequence[torch.Tensor],
+        parts: Sequence[Part],
         limit: float,
+        tensors: Sequence[torch.Tensor] = (),
         waits: bool = False,
     ) -> Work:
-        """Return the Work of the operations that `begin` starts, complete if the caller `waits`."""
+        """Start operations of the group. Return their Work, complete if the caller `waits`.
+
+        `limit` is their time-out in seconds.
+        """
         record = profiling.begin(what, tensors) if profiling.is_profiling() else None
+        operations: list[Operation] = []
+        work = Work(
+            self._call(what),
+            value,
+            operations,
+            [part.finish for part in parts if part.finish is not None],
+            limit,
+            self._futures,
+            record,
+        )
         try:
-            operations = begin()
+            for kind, arguments, _ in parts:
+                operations.append(self.group.start(kind, timeout=limit, **arguments))
         except RdmaError as error:
-            if record is not None:
-                profiling.end(record)
-            raise failure(self._call(what), error) from error
-        work = Work(self._call(what), value, operations, finish, limit, self._futures, record)
+            work.fail(error)
         if self._coalesced is not None:
             self._coalesced.append(work)
         elif waits:
             work.wait()
         return work
 
-    def message(
-        self, what: str, tensor: torch.Tensor, finish: Finish | None = None, **arguments: Any
-    ) -> Work:
+    def message(self, what: str, tensor: torch.Tensor, part: Part) -> Work:
         """Start sending a tensor, or receiving one."""
-        kind: Any = "send" if what == "send" else "receive"
-        return self.start(
-            what,
-            [tensor],
-            lambda: (self.group.start(kind, timeout=self.limit, **arguments),),
-            finish,
-            [tensor],
-            self.limit,
-        )
+        return self.start(what, [tensor], [part], self.limit, [tensor])
 
     def abort(self, rank: int) -> None:
         """End everything at every member, in the name of `rank`."""
         self.group._abort(f"rank {rank} has aborted process group {self._name!r}")
-
-    def together(self, what: str, works: Sequence[Work], value: Any) -> Work:
-        """Return one Work that is complete when all of `works` are."""
-        return works[0].joined(what, works[1:], value) if works else Work(what, value)
 
     def start_coalescing(self) -> None:
         """Start every operation until end_coalescing() without waiting for it."""
@@ -123,7 +124,9 @@ class Calls:
     def end_coalescing(self) -> Work:
         """Return one Work for all operations since start_coalescing()."""
         works, self._coalesced = self._coalesced or [], None
-        return self.together("coalesced operations", works, [work.result() for work in works])
+        if not works:
+            return Work("coalesced operations", [])
+        return works[0].joined("coalesced operations", works[1:])
 
     def limit_of(self, opts: Any) -> float:
         """Return the time-out of a call in seconds: its own, or that of the process group."""

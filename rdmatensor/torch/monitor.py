@@ -6,8 +6,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 
 def monitored_barrier(
     store: Any, rank: int, size: int, number: int, timeout: timedelta, wait_all_ranks: bool
@@ -47,7 +45,7 @@ def _missing(store: Any, keys: list[str], timeout: timedelta) -> list[int]:
     if len(keys) > 1:
         try:
             store.wait(keys[1:], timeout)
-        except dist.DistStoreError:
+        except RuntimeError:  # of which kind depends on the store
             return [each for each in range(1, len(keys)) if not store.check([keys[each]])]
     return []
 
@@ -60,7 +58,7 @@ def _wait_for_verdict(store: Any, rank: int, key: str, timeout: timedelta) -> No
     try:
         # Rank 0 may have begun later, and waits as long for others.
         store.wait([key], 2 * timeout)
-    except dist.DistStoreError as error:
+    except RuntimeError as error:
         raise RuntimeError(f"{text} Rank 0 has said nothing in {2 * timeout}") from error
     verdict = store.get(key).decode()
     if verdict:

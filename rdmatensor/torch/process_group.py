@@ -13,14 +13,15 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from ..group import Group
-from .arrays import assign, dense, flat, joined, spread, target
-from .calls import Calls
+from .arrays import dense, flat, joined, target
+from .calls import Calls, Part
 from .identity import Identity, seconds
 from .monitor import monitored_barrier
-from .options import check_dtype, check_parts, check_size, one, options, several
-from .reductions import in_place, into
+from .moves import all_gather, all_gather_list, all_to_all, all_to_all_list, gather, scatter
+from .options import check_parts, one, options, several
+from .reductions import all_reduce, reduce_scatter
 from .session import Session, join
-from .sparse import SparseSum
+from .sparse import sum_sparse
 from .work import Work
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
@@ -79,44 +80,27 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
     ) -> Work:
         """Combine the tensors of all members, in place."""
         opts = options(c10d.AllreduceOptions, opts, timeout, reduceOp=op)
-        return self._all_reduce("all_reduce", one("all_reduce", tensors), opts)
+        tensor = one("all_reduce", tensors)
+        if tensor.is_sparse:
+            return self._all_reduce_sparse(tensor, opts)
+        return self._calls.run(
+            "all_reduce", opts, [tensor], [all_reduce(tensor, opts.reduceOp)], [tensor]
+        )
 
     allreduce_sparse = allreduce
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Combine each of several tensors, in place."""
         opts = options(c10d.AllreduceCoalescedOptions, opts)
-        what = "all_reduce_coalesced"
-        works = [self._all_reduce(what, each, opts) for each in tensors]
-        return self._calls.together(what, works, list(tensors))
-
-    def _all_reduce(self, what: str, tensor: torch.Tensor, opts: Any) -> Work:
-        if tensor.is_sparse:
-            return self._all_reduce_sparse(tensor, opts)
-        made = in_place(tensor, opts.reduceOp)
-        array = flat(made.tensor)
-        return self._calls.run(
-            what,
-            "all_reduce",
-            opts,
-            [tensor],
-            made.finish,
-            [tensor],
-            array=array,
-            out=array,
-            **made.how,
-        )
+        given = list(tensors)
+        parts = [all_reduce(each, opts.reduceOp) for each in given]
+        return self._calls.run("all_reduce", opts, given, parts, given)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:
         if opts.reduceOp != dist.ReduceOp.SUM:
             raise RuntimeError("sparse tensors can only be added up")
-        calls, limit = self._calls, self._calls.limit_of(opts)
-        sums = SparseSum(calls.group, tensor, limit)
-        calls.sequence += 1
-        waits = not opts.asyncOp
-        return calls.start(
-            "sparse_all_reduce", [tensor], sums.start, sums.finish, [tensor], limit, waits
-        )
+        parts = sum_sparse(self._calls, tensor, opts)
+        return self._calls.run("sparse_all_reduce", opts, [tensor], parts)
 
     def reduce(
         self,
@@ -129,20 +113,9 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         """Combine the tensors of all members at the root. Other members' tensors stay as they are."""
         opts = options(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
         tensor = one("reduce", tensors)
-        is_root = self._rank == opts.rootRank
-        made = in_place(tensor if is_root else tensor.detach().clone(), opts.reduceOp)
-        array = flat(made.tensor)
-        finish = made.finish if is_root else None
+        mine = tensor if self._rank == opts.rootRank else tensor.detach().clone()
         return self._calls.run(
-            "reduce",
-            "all_reduce",
-            opts,
-            [tensor],
-            finish,
-            [tensor],
-            array=array,
-            out=array,
-            **made.how,
+            "reduce", opts, [tensor], [all_reduce(mine, opts.reduceOp)], [tensor]
         )
 
     def reduce_scatter(
@@ -156,9 +129,10 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         """Combine the lists of all members, tensor by tensor, and return the tensor of this rank."""
         what = "reduce_scatter"
         opts = options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
-        out, parts = one(what, output_tensors), several(what, input_tensors)
-        check_parts(what, parts, self._size, out)
-        return self._reduce_scatter(what, out, joined(parts), opts, [out])
+        out, given = one(what, output_tensors), several(what, input_tensors)
+        check_parts(what, given, self._size, out)
+        part = reduce_scatter(out, joined(given), opts.reduceOp, self._size)
+        return self._calls.run(what, opts, [out], [part], given)
 
     def reduce_scatter_single(
         self,
@@ -168,7 +142,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
     ) -> Work:
         """Combine the tensors of all members, and return part `rank` of their first axis."""
         opts = options(c10d.ReduceScatterOptions, opts)
-        return self._reduce_scatter("reduce_scatter_tensor", output, input, opts, output)
+        part = reduce_scatter(output, input, opts.reduceOp, self._size)
+        return self._calls.run("reduce_scatter_tensor", opts, output, [part], [input])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -177,33 +152,14 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
     ) -> Work:
         """Do what reduce_scatter_single does, for several tensors."""
         opts = options(c10d.ReduceScatterOptions, opts)
-        what = "reduce_scatter_tensor_coalesced"
-        works = [
-            self._reduce_scatter(what, out, tensor, opts, out)
-            for out, tensor in zip(outputs, inputs, strict=True)
+        outs, given = list(outputs), list(inputs)
+        parts = [
+            reduce_scatter(out, tensor, opts.reduceOp, self._size)
+            for out, tensor in zip(outs, given, strict=True)
         ]
-        return self._calls.together(what, works, list(outputs))
+        return self._calls.run("reduce_scatter_tensor_coalesced", opts, outs, parts, given)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _reduce_scatter(
-        self, what: str, out: torch.Tensor, tensor: torch.Tensor, opts: Any, value: Any
-    ) -> Work:
-        check_size(what, tensor, out.numel() * self._size)
-        check_dtype(what, out, tensor)
-        to, made = into(out, tensor, opts.reduceOp)
-        source = flat(made.tensor)
-        return self._calls.run(
-            what,
-            "reduce_scatter",
-            opts,
-            value,
-            made.finish,
-            [tensor],
-            array=source,
-            out=flat(to),
-            **made.how,
-        )
 
     def broadcast(
         self,
@@ -216,18 +172,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         opts = options(c10d.BroadcastOptions, opts, timeout, rootRank=root)
         tensor = one("broadcast", tensors)
         made, finish = target(tensor)
-        if opts.rootRank == self._rank:
-            finish = None
-        return self._calls.run(
-            "broadcast",
-            "broadcast",
-            opts,
-            [tensor],
-            finish,
-            [tensor],
-            array=flat(made),
-            root=opts.rootRank,
-        )
+        part = Part("broadcast", {"array": flat(made), "root": opts.rootRank}, finish)
+        return self._calls.run("broadcast", opts, [tensor], [part], [tensor])
 
     def allgather(
         self,
@@ -240,33 +186,23 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         what = "all_gather"
         opts = options(c10d.AllgatherOptions, opts, timeout)
         outs, tensor = several(what, output_tensors), one(what, input_tensors)
-        return self._all_gather_list(what, outs, tensor, opts)
+        part = all_gather_list(what, outs, tensor, self._size)
+        return self._calls.run(what, opts, [outs], [part], [tensor])
 
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> Work:
         """Copy several tensors of each member: `output_lists` has those of each rank."""
         opts = options(c10d.AllgatherOptions, opts)
-        what = "all_gather_coalesced"
-        works = [
-            self._all_gather_list(what, [outs[at] for outs in output_lists], tensor, opts)
-            for at, tensor in enumerate(inputs)
+        what, given = "all_gather", list(inputs)
+        outs = [list(each) for each in output_lists]
+        if len(outs) != self._size or any(len(each) != len(given) for each in outs):
+            raise RuntimeError(f"{what} needs a list of {len(given)} tensors for each rank")
+        parts = [
+            all_gather_list(what, [each[at] for each in outs], tensor, self._size)
+            for at, tensor in enumerate(given)
         ]
-        return self._calls.together(what, works, [list(outs) for outs in output_lists])
-
-    def _all_gather_list(self, what: str, outs: Tensors, tensor: torch.Tensor, opts: Any) -> Work:
-        check_parts(what, outs, self._size, tensor)
-        buffer = torch.empty(self._size * tensor.numel(), dtype=tensor.dtype)
-        return self._calls.run(
-            what,
-            "all_gather",
-            opts,
-            [list(outs)],
-            lambda: spread(buffer, outs),
-            [tensor],
-            array=flat(dense(tensor)),
-            out=flat(buffer),
-        )
+        return self._calls.run(what, opts, outs, parts, given)
 
     def all_gather_single(
         self,
@@ -276,7 +212,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
     ) -> Work:
         """Join the tensors of all members along the first axis, in the order of ranks."""
         opts = options(c10d.AllgatherOptions, opts)
-        return self._all_gather("all_gather_into_tensor", output, input, opts)
+        part = all_gather(output, input, self._size)
+        return self._calls.run("all_gather_into_tensor", opts, output, [part], [input])
 
     _allgather_base = all_gather_single
 
@@ -285,23 +222,13 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
     ) -> Work:
         """Do what all_gather_single does, for several tensors."""
         opts = options(c10d.AllgatherOptions, opts)
-        what = "all_gather_into_tensor_coalesced"
-        works = [
-            self._all_gather(what, out, tensor, opts)
-            for out, tensor in zip(outputs, inputs, strict=True)
+        outs, given = list(outputs), list(inputs)
+        parts = [
+            all_gather(out, tensor, self._size) for out, tensor in zip(outs, given, strict=True)
         ]
-        return self._calls.together(what, works, list(outputs))
+        return self._calls.run("all_gather_into_tensor_coalesced", opts, outs, parts, given)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    def _all_gather(self, what: str, out: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
-        check_size(what, out, tensor.numel() * self._size)
-        check_dtype(what, out, tensor)
-        to, finish = target(out)
-        source = flat(dense(tensor))
-        return self._calls.run(
-            what, "all_gather", opts, out, finish, [tensor], array=source, out=flat(to)
-        )
 
     def gather(
         self,
@@ -315,19 +242,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         what = "gather"
         opts = options(c10d.GatherOptions, opts, timeout, rootRank=root)
         outs, tensor = several(what, output_tensors), one(what, input_tensors)
-        buffer = torch.empty(self._size * tensor.numel(), dtype=tensor.dtype)
-        if self._rank == opts.rootRank:
-            check_parts(what, outs, self._size, tensor)
-        return self._calls.run(
-            what,
-            "all_gather",
-            opts,
-            [outs],
-            lambda: spread(buffer, outs),
-            [tensor],
-            array=flat(dense(tensor)),
-            out=flat(buffer),
-        )
+        part = gather(outs, tensor, self._size, opts.rootRank, self._rank)
+        return self._calls.run(what, opts, [outs], [part], [tensor])
 
     def scatter(
         self,
@@ -340,24 +256,9 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         """Copy each of the root's list of tensors to the member of its rank."""
         what = "scatter"
         opts = options(c10d.ScatterOptions, opts, timeout, rootRank=root)
-        out, parts = one(what, output_tensors), several(what, input_tensors)
-        if self._rank == opts.rootRank:
-            check_parts(what, parts, self._size, out)
-            buffer = joined(parts)
-        else:
-            buffer = torch.empty(self._size * out.numel(), dtype=out.dtype)
-        mine = buffer.view(self._size, -1)[self._rank]
-        array = flat(buffer)
-        return self._calls.run(
-            what,
-            "broadcast",
-            opts,
-            [out],
-            lambda: assign(out, mine),
-            [out],
-            array=array,
-            root=opts.rootRank,
-        )
+        out, given = one(what, output_tensors), several(what, input_tensors)
+        part = scatter(out, given, self._size, opts.rootRank, self._rank)
+        return self._calls.run(what, opts, [out], [part], given or [out])
 
     def all_to_all_single(
         self,
@@ -368,14 +269,9 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         opts: Any = None,
     ) -> Work:
         """Exchange parts of the first axis: part `i` goes to rank `i`. Without sizes, all parts are equal."""
-        what = "all_to_all"
         opts = options(c10d.AllToAllOptions, opts)
-        check_dtype(what, output, input)
-        to, finish = target(output)
-        source = dense(input)
-        return self._calls.run(
-            what, "all_to_all", opts, output, finish, [], array=flat(source), out=flat(to)
-        )
+        part = all_to_all(output, input, output_split_sizes, input_split_sizes, self._size)
+        return self._calls.run("all_to_all", opts, output, [part], [input])
 
     alltoall_base = all_to_all_single
 
@@ -387,28 +283,15 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         timeout: timedelta | None = None,
     ) -> Work:
         """Exchange lists of tensors: tensor `i` goes to rank `i`."""
-        what = "all_to_all"
         opts = options(c10d.AllToAllOptions, opts, timeout)
-        outs, parts = list(output_tensors), list(input_tensors)
-        check_parts(what, parts, self._size, parts[0])
-        check_parts(what, outs, self._size, parts[0])
-        source = joined(parts)
-        to = source.new_empty(sum(each.numel() for each in outs))
-        return self._calls.run(
-            what,
-            "all_to_all",
-            opts,
-            outs,
-            lambda: spread(to, outs),
-            [],
-            array=flat(source),
-            out=flat(to),
-        )
+        outs, given = list(output_tensors), list(input_tensors)
+        part = all_to_all_list(outs, given, self._size)
+        return self._calls.run("all_to_all", opts, outs, [part], given)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Wait until all members have called it."""
         opts = options(c10d.BarrierOptions, opts, timeout)
-        return self._calls.run("barrier", "barrier", opts, [])
+        return self._calls.run("barrier", opts, [], [Part("barrier", {})])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until all members have called it. Raises RuntimeError, which names who has not.
@@ -424,7 +307,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
     def send(self, tensors: Given, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank."""
         tensor = one("send", tensors)
-        return self._calls.message("send", tensor, array=flat(dense(tensor)), root=dst, tag=tag)
+        part = Part("send", {"array": flat(dense(tensor)), "root": dst, "tag": tag})
+        return self._calls.message("send", tensor, part)
 
     def recv(self, tensors: Given, src: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
@@ -436,7 +320,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
 
     def _receive(self, what: str, tensor: torch.Tensor, source: int, tag: int) -> Work:
         to, finish = target(tensor)
-        return self._calls.message(what, tensor, finish, array=flat(to), root=source, tag=tag)
+        part = Part("receive", {"array": flat(to), "root": source, "tag": tag}, finish)
+        return self._calls.message(what, tensor, part)
 
     def start_coalescing(self, _device: Any = None) -> None:
         """Start operations without waiting for them, until end_coalescing()."""

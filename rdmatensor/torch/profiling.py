@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+PREFIX = "rdmatensor:"
+
 is_profiling = torch._C._autograd._profiler_enabled
 
 
 def begin(kind: str, tensors: Sequence[torch.Tensor]) -> Any:
     """Begin an event that has the shapes of `tensors`. Return its handle for end()."""
-    return torch.autograd._record_function_with_args_enter(f"rdmatensor:{kind}", *tensors)
+    return torch.autograd._record_function_with_args_enter(PREFIX + kind, *tensors)
 
 
 def end(handle: Any) -> None:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .arrays import BFLOAT16, Finish, assign, dense, target
+from .arrays import BFLOAT16, Finish, assign, dense, flat, target
+from .calls import Part
+from .options import check_dtype, check_size
 
 _NAMES = {"SUM": "sum", "AVG": "mean", "PRODUCT": "product", "MIN": "min", "MAX": "max"}
 _BITWISE = {"BAND": "and", "BOR": "or", "BXOR": "xor"}
@@ -27,23 +29,6 @@ _FLOAT8 = (
     torch.float8_e5m2,
     torch.float8_e5m2fnuz,
 )
-
-
-class Reduction(NamedTuple):
-    """Operands as a group takes them, and what to do when it is done.
-
-    `tensor` is dense; `finish` copies a result that was written into it to the tensor that was given.
-    """
-
-    tensor: torch.Tensor
-    op: str
-    factor: float | None
-    finish: Finish | None
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """The arguments of the group's operation that say how values are combined."""
-        return {"op": self.op} if self.factor is None else {"op": self.op, "factor": self.factor}
 
 
 def name_of(op: Any, dtype: torch.dtype) -> tuple[str, float | None]:
@@ -69,29 +54,46 @@ def name_of(op: Any, dtype: torch.dtype) -> tuple[str, float | None]:
     return (_OF_BOOL[found] if dtype is torch.bool else found), None
 
 
-def in_place(tensor: torch.Tensor, op: Any) -> Reduction:
-    """Return the reduction of a tensor whose result replaces it."""
-    name, factor = name_of(op, tensor.dtype)
+def all_reduce(tensor: torch.Tensor, op: Any) -> Part:
+    """Return the operation that combines the tensors of all members, in place."""
+    how = _how(op, tensor.dtype)
     if _needs_float32(tensor.dtype):
-        wide = tensor.detach().to(torch.float32, memory_format=torch.contiguous_format)
-        return Reduction(wide, name, factor, lambda: assign(tensor, wide))
-    made, finish = target(tensor)
-    return Reduction(_as_numbers(made), name, factor, finish)
+        wide, finish = _float32(tensor)
+    else:
+        wide, finish = target(tensor)
+    array = flat(_as_numbers(wide))
+    return Part("all_reduce", {"array": array, "out": array, **how}, finish)
 
 
-def into(out: torch.Tensor, tensor: torch.Tensor, op: Any) -> tuple[torch.Tensor, Reduction]:
-    """Return where the result of a reduction of `tensor` goes on its way to `out`, and the reduction."""
-    name, factor = name_of(op, tensor.dtype)
+def reduce_scatter(out: torch.Tensor, tensor: torch.Tensor, op: Any, size: int) -> Part:
+    """Return the operation that combines the tensors of `size` members, and gives each an equal part."""
+    check_size("reduce_scatter", tensor, out.numel() * size)
+    check_dtype("reduce_scatter", out, tensor)
+    how = _how(op, tensor.dtype)
     if _needs_float32(tensor.dtype):
-        wide = torch.empty(out.shape, dtype=torch.float32)
-        source = tensor.detach().to(torch.float32, memory_format=torch.contiguous_format)
-        return wide, Reduction(source, name, factor, lambda: assign(out, wide))
-    made, finish = target(out)
-    return _as_numbers(made), Reduction(_as_numbers(dense(tensor)), name, factor, finish)
+        source, _ = _float32(tensor)
+        to, finish = _float32(out)
+    else:
+        source = dense(tensor)
+        to, finish = target(out)
+    arguments = {"array": flat(_as_numbers(source)), "out": flat(_as_numbers(to)), **how}
+    return Part("reduce_scatter", arguments, finish)
+
+
+def _how(op: Any, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments of the group's operation that say how values are combined."""
+    name, factor = name_of(op, dtype)
+    return {"op": name} if factor is None else {"op": name, "factor": factor}
 
 
 def _needs_float32(dtype: torch.dtype) -> bool:
     return dtype in _FLOAT8 or (dtype is torch.bfloat16 and BFLOAT16 is None)
+
+
+def _float32(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+    """Return a copy as float32, and what copies results from there to `tensor`."""
+    wide = tensor.detach().to(torch.float32, memory_format=torch.contiguous_format)
+    return wide, lambda: assign(tensor, wide)
 
 
 def _as_numbers(tensor: torch.Tensor) -> torch.Tensor:

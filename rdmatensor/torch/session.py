@@ -8,8 +8,8 @@ import json
 import os
 import secrets
 import threading
-import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -105,17 +105,14 @@ def join(
 
 def _wait_for(store: Any, key: str, timeout: float, what: str) -> bytes:
     """Return what rank 0 puts into the store."""
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            found: bytes = store.get(key)
-        except RuntimeError as error:  # the store's own time-out, or rank 0 and the store are gone
-            if time.monotonic() >= end or not isinstance(error, dist.DistStoreError):
-                raise dist.DistBackendError(
-                    f"rdmatensor: {what}: rank 0 has not come within {timeout:.0f} s ({error})"
-                ) from error
-        else:
-            return found
+    try:
+        store.wait([key], timedelta(seconds=timeout))
+        found: bytes = store.get(key)
+    except RuntimeError as error:  # of which kind depends on the store
+        raise dist.DistBackendError(
+            f"rdmatensor: {what}: rank 0 has not come within {timeout:.0f} s ({error})"
+        ) from error
+    return found
 
 
 def _new_secret() -> str:

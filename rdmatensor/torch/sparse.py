@@ -3,53 +3,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 
-from ..group import Group, Operation
 from .arrays import flat
+from .calls import Calls, Part
 
 
-class SparseSum:
-    """The sum of the sparse tensors of all members, which replaces `tensor`.
+def sum_sparse(calls: Calls, tensor: torch.Tensor, opts: Any) -> list[Part]:
+    """Return the operations that add up the sparse tensors of all members, and put the sum into `tensor`.
 
-    `limit` is the time-out of each operation in seconds.
+    Members may have different numbers of values, which this function exchanges before it returns. Raises
+    what calls raise.
     """
+    own, size = tensor.detach().coalesce(), calls.group.size
+    counts = torch.empty(size, dtype=torch.int64)
+    count = {"array": flat(torch.tensor([own._nnz()])), "out": flat(counts)}
+    calls.run("all_gather", opts, [], [Part("all_gather", count)]).wait()
+    parts, gathered = [], []
+    for rows in (own._indices().t(), own._values()):
+        source = rows.new_zeros((int(counts.max()), *rows.shape[1:]))
+        source[: len(rows)] = rows
+        out = rows.new_empty((size, *source.shape))
+        parts.append(Part("all_gather", {"array": flat(source), "out": flat(out)}))
+        gathered.append(out)
 
-    def __init__(self, group: Group, tensor: torch.Tensor, limit: float) -> None:
-        self._group = group
-        self._tensor = tensor
-        self._limit = limit
-        self._counts: list[int] = []
-        self._gathered: list[torch.Tensor] = []
-
-    def start(self) -> Sequence[Operation]:
-        """Start the operations. Raises what operations of the group raise.
-
-        Members may have different numbers of values, which this call exchanges before it returns.
-        """
-        own, group = self._tensor.detach().coalesce(), self._group
-        self._counts = group.all_gather(np.array([own._nnz()]), timeout=self._limit).tolist()
-        most = max(self._counts)
-        operations = []
-        for rows in (own._indices().t(), own._values()):
-            source = rows.new_zeros((most, *rows.shape[1:]))
-            source[: len(rows)] = rows
-            out = rows.new_empty((group.size, *source.shape))
-            self._gathered.append(out)
-            operations.append(
-                group.start("all_gather", flat(source), flat(out), timeout=self._limit)
-            )
-        return operations
-
-    def finish(self) -> None:
-        """Put the sum into the tensor."""
+    def finish() -> None:
         indices, values = (
-            torch.cat([rows[:count] for rows, count in zip(out, self._counts, strict=True)])
-            for out in self._gathered
+            torch.cat([rows[:count] for rows, count in zip(out, counts.tolist(), strict=True)])
+            for out in gathered
         )
-        total = torch.sparse_coo_tensor(indices.t(), values, self._tensor.shape).coalesce()
+        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
         with torch.inference_mode():
-            self._tensor.copy_(total)
+            tensor.copy_(total)
+
+    return [parts[0], parts[1]._replace(finish=finish)]

@@ -24,13 +24,16 @@ _NEVER = timedelta(0)
 
 def failure(what: str, error: RdmaError) -> RuntimeError:
     """Return torch's error for one of a group."""
-    made: RuntimeError = dist.DistBackendError(f"rdmatensor: {what}: {error}")
+    late = isinstance(error, DeadlineExceeded)
+    made: RuntimeError = dist.DistBackendError(
+        f"rdmatensor: {'Timed out waiting for ' * late}{what}: {error}"
+    )
     made.__cause__ = error
     return made
 
 
 class Work(dist.Work):  # type: ignore[misc]
-    """One call's operations: complete when all of them are, and `finish` has run. Any thread may use it.
+    """One call's operations: complete when all are, and `finishes` have run. Any thread may use it.
 
     `limit` is the time-out of the operations, in seconds. `value` is what result() returns, and what the
     future gets. `what` names the call in errors. `record` is an event of the profiler, which ends with them.
@@ -41,7 +44,7 @@ class Work(dist.Work):  # type: ignore[misc]
         what: str,
         value: Any,
         operations: Sequence[Operation] = (),
-        finish: Finish | None = None,
+        finishes: Sequence[Finish] = (),
         limit: float = 0.0,
         queue: FutureQueue | None = None,
         record: Any = None,
@@ -50,11 +53,11 @@ class Work(dist.Work):  # type: ignore[misc]
         self._what = what
         self._value = value
         self._operations = operations
-        self._finish = finish
+        self._finishes = finishes
         self._limit = limit + _SLACK
         self._queue = queue
         self._record = record
-        self._done = not operations
+        self._done = queue is None  # what has ended before is in no queue
         self._error: RuntimeError | None = None
         self._future: _WorkFuture | None = None
 
@@ -113,8 +116,8 @@ class Work(dist.Work):  # type: ignore[misc]
                 self._queue.add(future, self._operations)
         return future
 
-    def joined(self, what: str, others: Sequence[Work], value: Any) -> Work:
-        """Return one Work with the result `value` that is complete when this one and `others` are."""
+    def joined(self, what: str, others: Sequence[Work]) -> Work:
+        """Return one Work that is complete when this one and `others` are, with the results of all."""
         works = [self, *others]
 
         def finish() -> None:
@@ -123,7 +126,13 @@ class Work(dist.Work):  # type: ignore[misc]
 
         operations = [each for work in works for each in work._operations]
         limit = max(work._limit for work in works)
-        return Work(what, value, operations, finish, limit, self._queue)
+        values = [work.result() for work in works]
+        return Work(what, values, operations, [finish], limit, self._queue)
+
+    def fail(self, error: RdmaError) -> None:
+        """End with this error, once the operations that could be started have ended."""
+        self._error = failure(self._what, error)
+        self.wait()
 
     def _settle(self, timeout: float) -> None:
         """Wait for the operations, and do what is to be done after them, once."""
@@ -136,16 +145,17 @@ class Work(dist.Work):  # type: ignore[misc]
         with _settling:
             if self._done:
                 return
-            if error is not None:
+            if error is not None and self._error is None:
                 self._error = failure(self._what, error)
-            elif self._finish is not None:
+            elif self._error is None:
                 try:
-                    self._finish()
+                    for finish in self._finishes:
+                        finish()
                 except RuntimeError as problem:
                     self._error = problem
             if self._record is not None:
                 profiling.end(self._record)
-            self._finish = self._record = None
+            self._finishes, self._record = (), None
             self._done = True
 
 
@@ -168,8 +178,9 @@ class FutureQueue:
             self._waiting.append(future)
         for each in operations:
             each.add_done_callback(self._advance)
+        self._advance()
 
-    def _advance(self, _operation: object) -> None:
+    def _advance(self, _operation: object = None) -> None:
         with self._lock:
             if self._busy:
                 self._again = True
