@@ -28,7 +28,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 # Long forms: make test SUITE=NAME.
-suites := whole chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures
+suites := whole chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures torch
 .PHONY: help build demo demo-hosts core test check docs site lint format sanitize fuzz wheel dist clean \
         bench bench-quick
 .PHONY: $(suites:%=suite-%) suite-all sanitize-address sanitize-thread
@@ -145,6 +145,10 @@ suite-chaos: build $(VENV)/.packages
 suite-kills: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
 	@$(TESTS_PYTHON) -m plugin.killing_workers --times $$(($(or $(KILLS),1000) / 10)) $(KILLS_FLAGS)
+
+# torch's own suite for backends on gloo and on rdmatensor, with SIZES processes, and compares.
+suite-torch: $(tests)
+	@$(TESTS_PYTHON) -m pytorch.suite --sizes $(or $(SIZES),2 3 4) --out build/torch $(TORCH_FLAGS)
 
 # Packs trees into every connected part of a DGX-1, and for 64 members.
 suite-topology: build $(VENV)/.packages

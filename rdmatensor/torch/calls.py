@@ -27,14 +27,18 @@ class Part(NamedTuple):
 
 
 class Calls:
-    """Runs operations on `group`, which errors call `name`. `limit` is their time-out, in seconds."""
+    """Runs operations on `group`, which errors call `name`. `limit` is their time-out, in seconds.
 
-    def __init__(self, group: Group, name: str, limit: float) -> None:
+    `ranks` are those of the members among all processes, if they are not all.
+    """
+
+    def __init__(self, group: Group, name: str, limit: float, ranks: Sequence[int]) -> None:
         self.group = group
         self.limit = limit
         self.sequence = 0
         """The number of operations that have begun here; it is the same at every member."""
-        self._name = name
+        of = f" of ranks {', '.join(map(str, ranks))}" if ranks else ""
+        self._name = f"process group {name!r}{of}"
         self._futures = FutureQueue()
         self._coalesced: list[Work] | None = None
         # Members compare shapes too, not only sizes.
@@ -115,7 +119,7 @@ class Calls:
 
     def abort(self, rank: int) -> None:
         """End everything at every member, in the name of `rank`."""
-        self.group._abort(f"rank {rank} has aborted process group {self._name!r}")
+        self.group._abort(f"rank {rank} has aborted {self._name}")
 
     def start_coalescing(self) -> None:
         """Start every operation until end_coalescing() without waiting for it."""
@@ -134,4 +138,4 @@ class Calls:
         return limit if limit > 0 else self.limit
 
     def _call(self, what: str) -> str:
-        return f"{what}, operation {self.sequence} of process group {self._name!r}"
+        return f"{what}, operation {self.sequence} of {self._name}"

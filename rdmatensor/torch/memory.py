@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors in registered memory, which move without a copy, and DDP's buckets in it."""
 
-from __future__ import annotations
-
+# Annotations stay objects here: DistributedDataParallel compares those of its hooks.
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -71,7 +71,7 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         self._barriers = 0
         limit = seconds(timeout)
         session, group = join(store, rank, size, name, list(ranks), limit)
-        self._calls = Calls(group, name, limit)
+        self._calls = Calls(group, name, limit, ranks)
         self._end = weakref.finalize(self, _close, group, session)
         self._end.atexit = False  # then devices are closed, and their groups with them
 

@@ -159,10 +159,13 @@ class Peer:
 
 
 class LocalNursery(Nursery):
-    """A nursery on this machine. `prefix` is a command that runs it elsewhere, such as in a namespace."""
+    """A nursery on this machine. `prefix` is a command that runs it elsewhere, such as in a namespace;
+    `modules` are imported once for all peers."""
 
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        command = [*prefix, sys.executable, str(PROGRAM), "numpy", "rdmatensor.group"]
+    def __init__(
+        self, prefix: Sequence[str] = (), modules: Sequence[str] = ("numpy", "rdmatensor.group")
+    ) -> None:
+        command = [*prefix, sys.executable, str(PROGRAM), *modules]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None and self._process.stdout is not None
         super().__init__(self._write)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each operation of torch.distributed: what it gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorch.ranks import Ranks
+
+REDUCED = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"]
+MOVED = [*REDUCED, "int16", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "uint16"]
+
+
+@pytest.mark.parametrize("dtype", MOVED)
+def test_moves(three: Ranks, dtype: str) -> None:
+    three.run(
+        """
+        for strided in (False, True):
+            for async_op in (False, True):
+                checks.moves(dtype, strided, async_op)
+        """,
+        dtype=dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", REDUCED)
+def test_reductions(three: Ranks, dtype: str) -> None:
+    three.run(
+        """
+        for strided in (False, True):
+            for async_op in (False, True):
+                checks.reductions(dtype, strided, async_op, gloo)
+        """,
+        dtype=dtype,
+    )
+
+
+def test_reductions_that_gloo_lacks(three: Ranks) -> None:
+    three.run(
+        """
+        x = torch.tensor([rank == 0, True, False])
+        dist.all_reduce(x)
+        assert x.tolist() == [True, True, False]
+        x = torch.tensor([rank == 0, True, False])
+        dist.all_reduce(x, dist.ReduceOp.PRODUCT)
+        assert x.tolist() == [False, True, False]
+        x = torch.full((3,), rank + 1.0)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        assert x.tolist() == [2.0] * 3
+        x = torch.full((3,), complex(rank, 1))
+        dist.all_reduce(x)
+        assert x.tolist() == [3 + 3j] * 3
+        x = torch.full((3,), rank + 1.0).to(torch.float8_e5m2)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        assert x.float().tolist() == [3.0] * 3
+        """
+    )
+
+
+def test_sparse(three: Ranks) -> None:
+    three.run(
+        """
+        made = torch.sparse_coo_tensor([[0] * rank + [rank, 4]], [1.0] * rank + [2.0, 3.0], (5,))
+        for async_op in (False, True):
+            got, wanted = made.clone(), made.clone()
+            checks.done(dist.all_reduce(got, async_op=async_op))
+            dist.all_reduce(wanted, group=gloo)
+            checks.same(got.to_dense(), wanted.to_dense())
+        """
+    )
+
+
+def test_empty_tensors(three: Ranks) -> None:
+    three.run(
+        """
+        dist.all_reduce(torch.empty(0))
+        dist.broadcast(torch.empty(0, 3), 0)
+        dist.all_gather([torch.empty(0) for _ in range(size)], torch.empty(0))
+        """
+    )
+
+
+def test_objects(three: Ranks) -> None:
+    three.run(
+        """
+        objects = [None] * size
+        dist.all_gather_object(objects, {"rank": rank, "text": "x" * 1000 * rank})
+        assert [each["rank"] for each in objects] == list(range(size))
+        objects = [{"a": 1}, "b", None] if rank == 1 else [None] * 3
+        dist.broadcast_object_list(objects, 1)
+        assert objects == [{"a": 1}, "b", None]
+        objects = [None] * size if rank == 2 else None
+        dist.gather_object(("from", rank), objects, 2)
+        assert rank != 2 or objects == [("from", each) for each in range(size)]
+        got = [None]
+        dist.scatter_object_list(got, [[each] for each in range(size)] if rank == 0 else None, 0)
+        assert got == [[rank]]
+        """
+    )
+
+
+def test_coalesced(three: Ranks) -> None:
+    three.run(
+        """
+        pg = dist.group.WORLD
+        for async_op in (False, True):
+            xs = [torch.full((each + 1,), rank + 1.0) for each in range(4)]
+            with dist._coalescing_manager(async_ops=async_op) as works:
+                for x in xs:
+                    dist.all_reduce(x)
+            if async_op:
+                works.wait()
+            assert all(torch.equal(x, torch.full_like(x, 6.0)) for x in xs)
+            outs = [torch.empty(size * 2), torch.empty(size * 3)]
+            with dist._coalescing_manager(async_ops=async_op) as works:
+                for out in outs:
+                    dist.all_gather_single(out, torch.full((len(out) // size,), float(rank)))
+            if async_op:
+                works.wait()
+            assert outs[1].tolist() == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
+        pg.start_coalescing()
+        x, y = torch.full((2,), rank + 1.0), torch.full((3,), float(rank))
+        pg.allreduce([x])
+        pg.broadcast([y], 2)
+        work = pg.end_coalescing()
+        work.wait()
+        assert x.tolist() == [6.0] * 2 and y.tolist() == [2.0] * 3
+        """
+    )
+
+
+def test_old_names_and_short_forms(three: Ranks) -> None:
+    three.run(
+        """
+        pg = dist.group.WORLD
+        x = torch.full((2,), rank + 1.0)
+        pg.allreduce(x).wait()
+        assert x.tolist() == [6.0] * 2
+        x = torch.full((2,), rank + 1.0)
+        pg.allreduce([x], dist.ReduceOp.MAX).wait()
+        assert x.tolist() == [3.0] * 2
+        x = torch.full((2,), float(rank))
+        pg.broadcast(x, root=1).wait()
+        assert x.tolist() == [1.0] * 2
+        x = torch.full((2,), rank + 1.0)
+        pg.reduce(x, 0, dist.ReduceOp.SUM).wait()
+        assert rank or x.tolist() == [6.0] * 2
+        out = torch.empty(6)
+        pg._allgather_base(out, torch.full((2,), float(rank))).wait()
+        assert out.tolist() == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+        out = torch.empty(2)
+        pg._reduce_scatter_base(out, torch.arange(6.0)).wait()
+        assert out.tolist() == [6.0 * rank, 6.0 * rank + 3]
+        outs = [torch.empty(1) for _ in range(size)]
+        pg.allgather(outs, torch.tensor([float(rank)])).wait()
+        assert torch.cat(outs).tolist() == [0.0, 1.0, 2.0]
+        outs = [torch.empty(1) for _ in range(size)] if rank == 1 else []
+        pg.gather(outs, torch.tensor([float(rank)]), 1).wait()
+        assert rank != 1 or torch.cat(outs).tolist() == [0.0, 1.0, 2.0]
+        pg.barrier(timedelta(seconds=30)).wait()
+        outs = [[torch.empty(2), torch.empty(1)] for _ in range(size)]
+        pg.allgather_coalesced(outs, [torch.full((2,), float(rank)), torch.tensor([-1.0 * rank])]).wait()
+        assert [each[1].item() for each in outs] == [0.0, -1.0, -2.0]
+        """
+    )
+
+
+def test_futures_are_completed_in_their_order(three: Ranks) -> None:
+    three.run(
+        """
+        seen, works = [], []
+        xs = [torch.full((1 << (20 - 5 * each),), 1.0) for each in range(4)]
+        for number, x in enumerate(xs):
+            work = dist.all_reduce(x, async_op=True)
+            future = work.get_future()
+            assert work.get_future() is future
+            works.append(future.then(lambda done, number=number: seen.append(number) or done.value()))
+        for work, x in zip(works, xs):
+            assert work.wait()[0].data_ptr() == x.data_ptr() and x[-1] == 3.0
+        assert seen == [0, 1, 2, 3]
+        """
+    )
+
+
+def test_future_waited_for_in_a_callback(three: Ranks) -> None:
+    three.run(
+        """
+        def again(done):
+            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+
+        x = torch.ones(3)
+        future = dist.all_reduce(x, async_op=True).get_future().then(again)
+        assert future.wait().tolist() == [9.0] * 3
+        """
+    )
+
+
+def test_functional_operations(three: Ranks) -> None:
+    three.run(
+        """
+        import torch.distributed._functional_collectives as functional
+        pg = dist.group.WORLD
+        x = torch.full((3, 2), rank + 1.0)
+        assert functional.all_reduce(x, "sum", pg).tolist() == [[6.0] * 2] * 3
+        assert functional.all_gather_tensor(x, 0, pg).shape == (9, 2)
+        assert functional.reduce_scatter_tensor(x, "sum", 0, pg).tolist() == [[6.0] * 2]
+        assert functional.broadcast(x, 1, pg).tolist() == [[2.0] * 2] * 3
+        got = functional.all_reduce_coalesced([x, x + 1], "max", pg)
+        assert got[1].tolist() == [[4.0] * 2] * 3
+        got = functional.all_to_all_single(x, None, None, pg)
+        assert got.tolist() == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+        def step(x):
+            return functional.all_reduce(x * 2, "sum", pg) + 1
+        assert torch.compile(step, backend="aot_eager", fullgraph=True)(x).tolist() == [[13.0] * 2] * 3
+        """
+    )
+
+
+def test_events_of_the_profiler(three: Ranks) -> None:
+    names = three.get(
+        """sorted(each.name for each in checks.profiled() if each.name.startswith("rdmatensor:"))"""
+    )
+    assert names == [["rdmatensor:all_reduce", "rdmatensor:all_reduce", "rdmatensor:barrier"]] * 3
+
+
+def test_monitored_barrier(three: Ranks) -> None:
+    three.run("dist.group.WORLD.monitored_barrier(timedelta(seconds=30))")
+    texts = three.get(
+        """checks.fails(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=0.5), True))""",
+        among=[0],
+    )
+    assert texts == ["Ranks 1, 2 failed to pass monitoredBarrier in 500 ms"]
+    # The others come late, and learn how it ended.
+    late = three.get(
+        """checks.fails(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=30)))""",
+        among=[1, 2],
+    )
+    assert all("Ranks 1, 2 failed" in text for text in late)
+    three.run("dist.group.WORLD.monitored_barrier(timedelta(seconds=30))")
+
+
+def test_registered_memory(three: Ranks) -> None:
+    three.run(
+        """
+        x = rdmatensor.torch.empty((2, 3), torch.bfloat16)
+        assert x.shape == (2, 3) and x.dtype is torch.bfloat16 and not x.any()
+        x += rank
+        dist.all_reduce(x)
+        assert x.tolist() == [[3.0] * 3] * 2
+        before = dist.group.WORLD._calls.group.info.copies
+        dist.all_reduce(rdmatensor.torch.empty((512, 1024)))
+        assert dist.group.WORLD._calls.group.info.copies == before
+        """
+    )
