@@ -233,8 +233,7 @@ lint: $(VENV)/.packages $(VENV)/.site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=tests $(BIN)/mypy --config-file= --explicit-package-bases --check-untyped-defs \
-	  --ignore-missing-imports bench examples tests
+	$(BIN)/mypy --config-file=tests/mypy.ini bench examples tests
 	@$(BIN)/python .ci/rooms.py
 	@$(BIN)/python .ci/api.py
 	@PYTHONPATH=$(CURDIR) $(BIN)/python bench/page.py --check

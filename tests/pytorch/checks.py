@@ -11,10 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-Tensor = torch.Tensor
 
-
-def values(rank: int, dtype: str, strided: bool) -> Tensor:
+def values(rank: int, dtype: str, strided: bool) -> torch.Tensor:
     """Return the tensor of a rank, of shape (3, 6)."""
     numbers = torch.Generator().manual_seed(rank + 1)
     kind: torch.dtype = getattr(torch, dtype)
@@ -23,7 +21,7 @@ def values(rank: int, dtype: str, strided: bool) -> Tensor:
     return (torch.rand(3, 6, generator=numbers) * 6).to(kind)
 
 
-def same(left: Tensor, right: Tensor) -> None:
+def same(left: torch.Tensor, right: torch.Tensor) -> None:
     """Compare bits."""
     assert left.dtype == right.dtype and left.shape == right.shape, (left, right)
     bits = [each.detach().contiguous().view(torch.uint8) for each in (left, right)]
@@ -41,7 +39,7 @@ def moves(dtype: str, strided: bool, async_op: bool) -> None:
     given = [values(each, dtype, strided) for each in range(size)]
     mine, how = given[rank], {"async_op": async_op}
 
-    def blank() -> Tensor:
+    def blank() -> torch.Tensor:
         return torch.empty_strided(mine.shape, mine.stride(), dtype=mine.dtype)
 
     got = blank()

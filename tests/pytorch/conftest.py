@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def ranks(nursery: LocalNursery, tmp_path: Path) -> Iterator[Make]:
     """ranks(size): processes that this test has for itself."""
     made: list[Ranks] = []
 
-    def make(size: int, **arguments: object) -> Ranks:
+    def make(size: int, **arguments: Any) -> Ranks:
         made.append(Ranks(nursery, size, tmp_path / f"store {len(made)}", **arguments))
         return made[-1]
 

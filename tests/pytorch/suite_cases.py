@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
-class Result(unittest.TextTestResult):
+class Result(unittest.TestResult):
     """Writes a line of JSON for each test that has ended."""
 
-    out: TextIO
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self._out = out
 
     def _say(self, test: unittest.TestCase, how: str, why: str = "") -> None:
-        line = {"test": test.id().rpartition(".")[2], "how": how, "why": why[-4000:]}
-        self.out.write(json.dumps(line) + "\n")
-        self.out.flush()
+        line = {"test": name_of(test), "how": how, "why": why[-4000:]}
+        self._out.write(json.dumps(line) + "\n")
+        self._out.flush()
 
     def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
         super().addSuccess(test)
@@ -38,11 +40,15 @@ class Result(unittest.TextTestResult):
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
         super().addFailure(test, err)
-        self._say(test, "failed", self._exc_info_to_string(err, test))
+        self._say(test, "failed", self.failures[-1][1])
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
         super().addError(test, err)
-        self._say(test, "failed", self._exc_info_to_string(err, test))
+        self._say(test, "failed", self.errors[-1][1])
+
+
+def name_of(test: unittest.TestCase) -> str:
+    return test.id().rpartition(".")[2]
 
 
 def prepare(mode: str, size: int, folder: Path) -> None:
@@ -113,11 +119,11 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, asked.out.open("w") as out:
         prepare(asked.mode, asked.size, Path(folder))
-        found = unittest.defaultTestLoader.loadTestsFromTestCase(cases(asked.mode, asked.size))
-        chosen = [each for each in found if asked.tests.fullmatch(each.id().rpartition(".")[2])]
-        Result.out = out
-        runner = unittest.TextTestRunner(resultclass=Result, verbosity=2)
-        return 0 if runner.run(unittest.TestSuite(chosen)).wasSuccessful() else 1
+        kind = cases(asked.mode, asked.size)
+        names = unittest.defaultTestLoader.getTestCaseNames(kind)
+        result = Result(out)
+        unittest.TestSuite(kind(name) for name in names if asked.tests.fullmatch(name)).run(result)
+        return 0 if result.wasSuccessful() else 1
 
 
 if __name__ == "__main__":
