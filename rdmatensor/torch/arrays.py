@@ -94,3 +94,9 @@ def spread(values: torch.Tensor, to: Sequence[torch.Tensor]) -> None:
         size = each.numel()
         assign(each, values[start : start + size])
         start += size
+
+
+def unequal(tensors: Sequence[torch.Tensor]) -> dict[str, list[int]]:
+    """Return the argument of a group's operation for parts of these sizes: none if they are equal."""
+    counts = [each.numel() for each in tensors]
+    return {} if len(set(counts)) == 1 else {"counts": counts}

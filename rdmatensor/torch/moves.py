@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from .arrays import assign, dense, flat, joined, spread, target
+from .arrays import dense, flat, joined, spread, target, unequal
 from .calls import Part
 from .options import check_dtype, check_parts, check_size
 
@@ -23,31 +25,33 @@ def all_gather(out: torch.Tensor, tensor: torch.Tensor, size: int) -> Part:
     return Part("all_gather", {"array": flat(dense(tensor)), "out": flat(to)}, finish)
 
 
-def all_gather_list(what: str, outs: Tensors, tensor: torch.Tensor, size: int) -> Part:
+def all_gather_list(outs: Tensors, tensor: torch.Tensor, size: int) -> Part:
     """Return the operation that copies the tensors of all members into `outs`."""
-    check_parts(what, outs, size, tensor)
-    buffer = torch.empty(size * tensor.numel(), dtype=tensor.dtype)
-    arguments = {"array": flat(dense(tensor)), "out": flat(buffer)}
+    check_parts("all_gather", outs, size, tensor)
+    buffer = tensor.new_empty(sum(each.numel() for each in outs))
+    arguments = {"array": flat(dense(tensor)), "out": flat(buffer), **unequal(outs)}
     return Part("all_gather", arguments, lambda: spread(buffer, outs))
 
 
 def gather(outs: Tensors, tensor: torch.Tensor, size: int, root: int, rank: int) -> Part:
     """Return the operation that copies the tensors of all members into the `outs` of the root."""
-    if rank == root:
-        return all_gather_list("gather", outs, tensor, size)
-    buffer = torch.empty(size * tensor.numel(), dtype=tensor.dtype)
-    return Part("all_gather", {"array": flat(dense(tensor)), "out": flat(buffer)})
+    array = flat(dense(tensor))
+    if rank != root:
+        return Part("gather", {"array": array, "root": root})
+    check_parts("gather", outs, size, tensor)
+    buffer = tensor.new_empty(size * tensor.numel())
+    arguments = {"array": array, "out": flat(buffer), "root": root}
+    return Part("gather", arguments, lambda: spread(buffer, outs))
 
 
 def scatter(out: torch.Tensor, given: Tensors, size: int, root: int, rank: int) -> Part:
     """Return the operation that copies tensor `i` of the root's `given` to `out` of rank `i`."""
+    to, finish = target(out)
+    arguments = {"out": flat(to), "root": root}
     if rank == root:
         check_parts("scatter", given, size, out)
-        buffer = joined(given)
-    else:
-        buffer = torch.empty(size * out.numel(), dtype=out.dtype)
-    mine = buffer.view(size, -1)[rank]
-    return Part("broadcast", {"array": flat(buffer), "root": root}, lambda: assign(out, mine))
+        arguments["array"] = flat(joined(given))
+    return Part("scatter", arguments, finish)
 
 
 def all_to_all(
@@ -60,7 +64,11 @@ def all_to_all(
     """Return the operation that exchanges parts of first axes. Without sizes, all parts are equal."""
     check_dtype("all_to_all", out, tensor)
     to, finish = target(out)
-    return Part("all_to_all", {"array": flat(dense(tensor)), "out": flat(to)}, finish)
+    arguments: dict[str, Any] = {"array": flat(dense(tensor)), "out": flat(to)}
+    given = [_counts(each, parts, size) for each, parts in ((tensor, sizes), (out, out_sizes))]
+    if sizes or out_sizes:
+        arguments["counts"], arguments["receive_counts"] = given
+    return Part("all_to_all", arguments, finish)
 
 
 def all_to_all_list(outs: Tensors, given: Tensors, size: int) -> Part:
@@ -68,5 +76,27 @@ def all_to_all_list(outs: Tensors, given: Tensors, size: int) -> Part:
     check_parts("all_to_all", given, size, given[0])
     check_parts("all_to_all", outs, size, given[0])
     source = joined(given)
-    to = source.new_empty(sum(each.numel() for each in outs))
-    return Part("all_to_all", {"array": flat(source), "out": flat(to)}, lambda: spread(to, outs))
+    sent, received = ([each.numel() for each in tensors] for tensors in (given, outs))
+    to = source.new_empty(sum(received))
+    arguments = {
+        "array": flat(source),
+        "out": flat(to),
+        "counts": sent,
+        "receive_counts": received,
+    }
+    return Part("all_to_all", arguments, lambda: spread(to, outs))
+
+
+def _counts(tensor: torch.Tensor, sizes: Sequence[int], size: int) -> list[int]:
+    """Return the elements of each part of a tensor, which `sizes` gives in rows. Raises RuntimeError."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % size:
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        sizes = [rows // size] * size
+    if len(sizes) != size:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    if sum(sizes) != rows:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+    row = math.prod(tensor.shape[1:])
+    return [each * row for each in sizes]

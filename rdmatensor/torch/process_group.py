@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -12,17 +13,18 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from ..errors import RdmaError
 from ..group import Group
-from .arrays import dense, flat, joined, target
+from .arrays import dense, flat, target
 from .calls import Calls, Part
 from .identity import Identity, seconds
 from .monitor import monitored_barrier
 from .moves import all_gather, all_gather_list, all_to_all, all_to_all_list, gather, scatter
 from .options import check_parts, one, options, several
-from .reductions import all_reduce, reduce_scatter
+from .reductions import all_reduce, reduce, reduce_scatter, reduce_scatter_list
 from .session import Session, join
 from .sparse import sum_sparse
-from .work import Work
+from .work import Work, failure
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
 # A tensor or a list of one; a list of tensors or a list of one such list.
@@ -36,13 +38,16 @@ _Base: Any = dist.Backend if torch.__version__ >= (2, 14) else dist.ProcessGroup
 
 def create(given: Any, _options: Any = None) -> ProcessGroup:
     """Return the process group that torch.distributed asks for. Blocks until all members have joined."""
+    ranks, world = list(given.global_ranks_in_group), dist.group.WORLD
+    parent = world._get_backend(torch.device("cpu")) if ranks and world is not None else None
     return ProcessGroup(
         given.store,
         given.group_rank,
         given.group_size,
         given.timeout,
         given.group_id,
-        list(given.global_ranks_in_group),
+        ranks,
+        parent if isinstance(parent, ProcessGroup) else None,
     )
 
 
@@ -64,13 +69,25 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         timeout: timedelta,
         name: str = "",
         ranks: Sequence[int] = (),
+        parent: ProcessGroup | None = None,
     ) -> None:
+        """Join the members that have the same `store`, or those of `parent` that have these ranks.
+
+        `ranks` are those of the members among all processes; empty if all processes are members.
+        """
         _Base.__init__(self, rank, size)
         Identity.__init__(self, store, name)
         self._rank, self._size = rank, size
+        self._ranks = list(ranks or range(size))
         self._barriers = 0
+        self._splits: Counter[str] = Counter()
         limit = seconds(timeout)
-        session, group = join(store, rank, size, name, list(ranks), limit)
+        session: Session
+        if parent is None:
+            session, group = join(store, rank, size, name, list(ranks), limit)
+        else:
+            session, group = parent._session.share(), parent._split(name, ranks, limit)
+        self._session: Session = session
         self._calls = Calls(group, name, limit, ranks)
         self._end = weakref.finalize(self, _close, group, session)
         self._end.atexit = False  # then devices are closed, and their groups with them
@@ -113,10 +130,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         """Combine the tensors of all members at the root. Other members' tensors stay as they are."""
         opts = options(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
         tensor = one("reduce", tensors)
-        mine = tensor if self._rank == opts.rootRank else tensor.detach().clone()
-        return self._calls.run(
-            "reduce", opts, [tensor], [all_reduce(mine, opts.reduceOp)], [tensor]
-        )
+        part = reduce(tensor, opts.reduceOp, opts.rootRank, self._rank)
+        return self._calls.run("reduce", opts, [tensor], [part], [tensor])
 
     def reduce_scatter(
         self,
@@ -131,7 +146,7 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         opts = options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
         out, given = one(what, output_tensors), several(what, input_tensors)
         check_parts(what, given, self._size, out)
-        part = reduce_scatter(out, joined(given), opts.reduceOp, self._size)
+        part = reduce_scatter_list(out, given, opts.reduceOp)
         return self._calls.run(what, opts, [out], [part], given)
 
     def reduce_scatter_single(
@@ -186,7 +201,7 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         what = "all_gather"
         opts = options(c10d.AllgatherOptions, opts, timeout)
         outs, tensor = several(what, output_tensors), one(what, input_tensors)
-        part = all_gather_list(what, outs, tensor, self._size)
+        part = all_gather_list(outs, tensor, self._size)
         return self._calls.run(what, opts, [outs], [part], [tensor])
 
     def allgather_coalesced(
@@ -199,7 +214,7 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         if len(outs) != self._size or any(len(each) != len(given) for each in outs):
             raise RuntimeError(f"{what} needs a list of {len(given)} tensors for each rank")
         parts = [
-            all_gather_list(what, [each[at] for each in outs], tensor, self._size)
+            all_gather_list([each[at] for each in outs], tensor, self._size)
             for at, tensor in enumerate(given)
         ]
         return self._calls.run(what, opts, outs, parts, given)
@@ -316,9 +331,9 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
 
     def recv_anysource(self, tensors: Given, tag: int = 0) -> Work:
         """Receive a tensor from any rank: source_rank() of the result names it."""
-        return self._receive("recvAnySource", one("recv", tensors), -1, tag)
+        return self._receive("recvAnySource", one("recv", tensors), None, tag)
 
-    def _receive(self, what: str, tensor: torch.Tensor, source: int, tag: int) -> Work:
+    def _receive(self, what: str, tensor: torch.Tensor, source: int | None, tag: int) -> Work:
         to, finish = target(tensor)
         part = Part("receive", {"array": flat(to), "root": source, "tag": tag}, finish)
         return self._calls.message(what, tensor, part)
@@ -346,6 +361,47 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         self._calls.limit = seconds(timeout)
 
     _set_default_timeout = set_timeout
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroup | None:
+        """Return a process group of the members `new_ranks`, over the same connections; None to others.
+
+        Only its members need call it. `opts` and `device_types` are not used.
+        """
+        if self._rank not in new_ranks:
+            return None
+        limit = timedelta(seconds=self._calls.limit) if timeout is None else timeout
+        name = group_name or f"{self._name}:split"
+        store = dist.PrefixStore(f"{name} {self._splits[name]}", self._store)
+        rank, size = list(new_ranks).index(self._rank), len(new_ranks)
+        ranks = [self._ranks[each] for each in new_ranks]
+        made = ProcessGroup(store, rank, size, limit, name, ranks, self)
+        made.setGroupDesc(group_desc or "")
+        return made
+
+    def split(self, store: Any, ranks: Sequence[int], opts: Any = None) -> ProcessGroup | None:
+        """Do what split_group does, for torch 2.14; `store` is that of the new group."""
+        made = self.split_group(ranks)
+        if made is not None:
+            made._store = store
+        return made
+
+    def _split(self, name: str, ranks: Sequence[int], limit: float) -> Group:
+        """Return a group of members by their ranks among all processes. Names may come again."""
+        self._splits[name] += 1
+        unique = f"{name[:40]} {self._splits[name]}"
+        within = [self._ranks.index(each) for each in ranks]
+        try:
+            return self._calls.group.split(within, unique, limit)
+        except RdmaError as error:
+            raise failure(f"splitting off process group {name!r}", error) from error
 
     def abort(self) -> None:
         """End what runs or begins later, here and at the other members, with an error."""

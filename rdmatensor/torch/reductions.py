@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .arrays import BFLOAT16, Finish, assign, dense, flat, target
+from .arrays import BFLOAT16, Finish, assign, dense, flat, joined, target, unequal
 from .calls import Part
 from .options import check_dtype, check_size
 
@@ -39,7 +40,7 @@ def name_of(op: Any, dtype: torch.dtype) -> tuple[str, float | None]:
     kind = getattr(op, "op", op)
     name: str = kind.name
     if name == "PREMUL_SUM":
-        return "sum", float(op.__getstate__()[1])
+        return "scaled_sum", float(op.__getstate__()[1])
     if name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(f"Cannot use ReduceOp.{name} with {dtype}: it needs integers")
     if dtype.is_complex and name not in ("SUM", "AVG"):
@@ -57,17 +58,35 @@ def name_of(op: Any, dtype: torch.dtype) -> tuple[str, float | None]:
 def all_reduce(tensor: torch.Tensor, op: Any) -> Part:
     """Return the operation that combines the tensors of all members, in place."""
     how = _how(op, tensor.dtype)
-    if _needs_float32(tensor.dtype):
-        wide, finish = _float32(tensor)
-    else:
-        wide, finish = target(tensor)
-    array = flat(_as_numbers(wide))
+    made, finish = _float32(tensor) if _needs_float32(tensor.dtype) else target(tensor)
+    array = flat(_as_numbers(made))
     return Part("all_reduce", {"array": array, "out": array, **how}, finish)
+
+
+def reduce(tensor: torch.Tensor, op: Any, root: int, rank: int) -> Part:
+    """Return the operation that combines the tensors of all members in that of the root."""
+    how = _how(op, tensor.dtype)
+    made, finish = _float32(tensor) if _needs_float32(tensor.dtype) else target(tensor)
+    array = flat(_as_numbers(made))
+    if rank != root:
+        return Part("reduce", {"array": array, "root": root, **how})
+    return Part("reduce", {"array": array, "out": array, "root": root, **how}, finish)
 
 
 def reduce_scatter(out: torch.Tensor, tensor: torch.Tensor, op: Any, size: int) -> Part:
     """Return the operation that combines the tensors of `size` members, and gives each an equal part."""
     check_size("reduce_scatter", tensor, out.numel() * size)
+    return _reduce_scatter(out, tensor, op, {})
+
+
+def reduce_scatter_list(out: torch.Tensor, given: Sequence[torch.Tensor], op: Any) -> Part:
+    """Return the operation that combines lists of tensors, and gives each member the one of its rank."""
+    return _reduce_scatter(out, joined(given), op, unequal(given))
+
+
+def _reduce_scatter(
+    out: torch.Tensor, tensor: torch.Tensor, op: Any, counts: dict[str, list[int]]
+) -> Part:
     check_dtype("reduce_scatter", out, tensor)
     how = _how(op, tensor.dtype)
     if _needs_float32(tensor.dtype):
@@ -76,7 +95,10 @@ def reduce_scatter(out: torch.Tensor, tensor: torch.Tensor, op: Any, size: int) 
     else:
         source = dense(tensor)
         to, finish = target(out)
+    complex_parts = 2 if tensor.is_complex() else 1
     arguments = {"array": flat(_as_numbers(source)), "out": flat(_as_numbers(to)), **how}
+    for name, sizes in counts.items():
+        arguments[name] = [complex_parts * each for each in sizes]
     return Part("reduce_scatter", arguments, finish)
 
 

@@ -50,6 +50,12 @@ class Session:
             session._users += 1
             return session
 
+    def share(self) -> Session:
+        """Return this session, for one process group more."""
+        with _lock:
+            self._users += 1
+        return self
+
     def leave(self) -> None:
         """Close the device, unless other process groups use it."""
         with _lock:

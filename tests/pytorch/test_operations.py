@@ -47,6 +47,9 @@ def test_reductions_that_gloo_lacks(three: Ranks) -> None:
         x = torch.full((3,), rank + 1.0)
         dist.all_reduce(x, dist.ReduceOp.AVG)
         assert x.tolist() == [2.0] * 3
+        x = torch.full((3,), rank + 1.0)
+        dist.all_reduce(x, torch._C._distributed_c10d._make_nccl_premul_sum(0.5))
+        assert x.tolist() == [3.0] * 3
         x = torch.full((3,), complex(rank, 1))
         dist.all_reduce(x)
         assert x.tolist() == [3 + 3j] * 3
@@ -66,6 +69,90 @@ def test_sparse(three: Ranks) -> None:
             checks.done(dist.all_reduce(got, async_op=async_op))
             dist.all_reduce(wanted, group=gloo)
             checks.same(got.to_dense(), wanted.to_dense())
+        """
+    )
+
+
+def test_messages(three: Ranks) -> None:
+    """Round the ring, by tag, from any source, and of strided tensors."""
+    three.run(
+        """
+        after, before = (rank + 1) % size, (rank - 1) % size
+        for tag in (0, 7):
+            got = torch.empty(4, 5).t()
+            work = dist.isend(torch.full((5, 4), float(10 * rank + tag)), after, tag=tag)
+            dist.recv(got, before, tag=tag)
+            work.wait()
+            assert torch.equal(got, torch.full((5, 4), float(10 * before + tag)))
+        # Tags, not the order, say what is what.
+        sends = [dist.isend(torch.tensor([float(tag)]), after, tag=tag) for tag in (1, 2, 3)]
+        for tag in (3, 1, 2):
+            got = torch.empty(1)
+            dist.recv(got, before, tag=tag)
+            assert got.item() == tag
+        for each in sends:
+            each.wait()
+        if rank == 0:
+            seen = set()
+            for _ in range(2 * (size - 1)):
+                got = torch.empty(3)
+                source = dist.recv(got)
+                assert got.tolist() == [float(source)] * 3
+                seen.add(source)
+            assert seen == {1, 2}
+        else:
+            for _ in range(2):
+                dist.send(torch.full((3,), float(rank)), 0)
+        x, y = torch.full((1 << 18,), float(rank)), torch.empty(1 << 18)
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, y, before)])
+        for each in works:
+            each.wait()
+        assert y[0] == y[-1] == before
+        """
+    )
+
+
+def test_unequal_parts(three: Ranks) -> None:
+    three.run(
+        """
+        for async_op in (False, True):
+            # Rank i sends i + j rows to rank j.
+            sent, received = [rank + each for each in range(size)], [each + rank for each in range(size)]
+            given = torch.cat([torch.full((rows, 2), 10.0 * rank + to) for to, rows in enumerate(sent)])
+            wanted = torch.cat(
+                [torch.full((rows, 2), 10.0 * source + rank) for source, rows in enumerate(received)])
+            out = torch.empty(sum(received), 2)
+            checks.done(dist.all_to_all_single(out, given, received, sent, async_op=async_op))
+            checks.same(out, wanted)
+            outs = [torch.empty(rows, 2) for rows in received]
+            checks.done(dist.all_to_all(outs, list(given.split(sent)), async_op=async_op))
+            checks.same(torch.cat(outs), wanted)
+            outs = [torch.empty(each + 1) for each in range(size)]
+            checks.done(dist.all_gather(outs, torch.full((rank + 1,), float(rank)), async_op=async_op))
+            assert torch.cat(outs).tolist() == [0.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+            out = torch.empty(rank + 1)
+            parts = [torch.full((each + 1,), float(rank)) for each in range(size)]
+            checks.done(dist.reduce_scatter(out, parts, async_op=async_op))
+            assert out.tolist() == [3.0] * (rank + 1)
+        """
+    )
+
+
+def test_split_group(three: Ranks) -> None:
+    three.run(
+        """
+        pg = dist.group.WORLD
+        for _ in range(2):
+            part = pg.split_group([2, 0])
+            assert (part is None) == (rank == 1)
+            if part is not None:
+                assert part.size() == 2 and part.rank() == (0 if rank == 2 else 1)
+                x = torch.full((3,), float(rank + 1))
+                part.allreduce(x).wait()
+                assert x.tolist() == [4.0] * 3
+                part.monitored_barrier(timedelta(seconds=30))
+                part.shutdown()
         """
     )
 
