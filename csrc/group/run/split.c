@@ -16,6 +16,8 @@
 typedef struct word {
   uint64_t ranks; /* hash of the members; 0: somebody means others */
   uint64_t id;    /* of the new group; 0 until it is known */
+  uint64_t
+      call; /* names the call of rdt_group_split: what is left of one that failed counts no more */
 } word;
 
 /* What the members of a new group say to each other. */
@@ -46,17 +48,32 @@ static rdt_status fail_different(const talk *t) {
                   t->name);
 }
 
-/* Exchanges a word with each of the others: theirs comes first. */
-static rdt_status hear_all(const talk *t, const uint32_t *ranks, uint32_t size, word said,
-                           bool *same) {
-  for (uint32_t i = 1; i < size; i++) {
-    word heard;
-    const rdt_status status = pass(t, RDT_RECEIVE, ranks[i], &heard);
+/* Hears a member's first word. */
+static rdt_status hear(const talk *t, uint32_t peer, word *heard) {
+  rdt_status status = RDT_OK;
+  do status = pass(t, RDT_RECEIVE, peer, heard);
+  while (status == RDT_OK && heard->id != 0);
+  return status;
+}
+
+/* Hears that a member knows the group. One that begins anew meanwhile is answered anew. */
+static rdt_status hear_ready(const talk *t, uint32_t peer, word said, word *heard) {
+  for (;;) {
+    rdt_status status = pass(t, RDT_RECEIVE, peer, heard);
+    if (status != RDT_OK || heard->id == said.id) return status;
+    if (heard->id != 0) continue;
+    if (heard->ranks != said.ranks) return fail_different(t);
+    word answer = {said.ranks, said.id, heard->call};
+    status = pass(t, RDT_SEND, peer, &answer);
     if (status != RDT_OK) return status;
-    *same &= heard.ranks == said.ranks;
   }
+}
+
+/* Answers what the others said with `said`, or, if members differ, with nothing. */
+static rdt_status tell_all(const talk *t, const uint32_t *ranks, uint32_t size, const word *heard,
+                           word said) {
   for (uint32_t i = 1; i < size; i++) {
-    word answer = *same ? said : (word){0};
+    word answer = {said.ranks, said.id, heard[i].call};
     const rdt_status status = pass(t, RDT_SEND, ranks[i], &answer);
     if (status != RDT_OK) return status;
   }
@@ -69,26 +86,50 @@ static void set_id(rdt_group *part, uint64_t id) {
   pthread_mutex_unlock(&part->groups->lock);
 }
 
-static rdt_status lead(const talk *t, rdt_group *part, const uint32_t *ranks, word said) {
+static rdt_status lead_all(const talk *t, const uint32_t *ranks, uint32_t size, word said,
+                           word *heard) {
   bool same = true;
+  rdt_status status = RDT_OK;
+  for (uint32_t i = 1; i < size && status == RDT_OK; i++) {
+    status = hear(t, ranks[i], &heard[i]);
+    same &= heard[i].ranks == said.ranks;
+  }
+  if (status == RDT_OK) status = tell_all(t, ranks, size, heard, same ? said : (word){0});
+  if (status == RDT_OK && !same) return fail_different(t);
+  for (uint32_t i = 1; i < size && status == RDT_OK; i++)
+    status = hear_ready(t, ranks[i], said, &heard[i]);
+  return status == RDT_OK ? tell_all(t, ranks, size, heard, said) : status;
+}
+
+static rdt_status lead(const talk *t, rdt_group *part, const uint32_t *ranks, word said) {
   rdt_status status = rdt_random_id(&said.id);
   if (status != RDT_OK) return status;
   set_id(part, said.id);
-  status = hear_all(t, ranks, part->size, said, &same);
-  if (status == RDT_OK && !same) return fail_different(t);
-  if (status == RDT_OK) status = hear_all(t, ranks, part->size, said, &same);
+  word *heard = calloc(part->size, sizeof(*heard));
+  if (!heard) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  status = lead_all(t, ranks, part->size, said, heard);
+  free(heard);
+  return status;
+}
+
+/* Waits for an answer to this call. */
+static rdt_status answer_of(const talk *t, uint32_t first, uint64_t call, word *heard) {
+  rdt_status status = RDT_OK;
+  do status = pass(t, RDT_RECEIVE, first, heard);
+  while (status == RDT_OK && heard->call != call);
   return status;
 }
 
 static rdt_status follow(const talk *t, rdt_group *part, uint32_t first, word said) {
   word heard = {0};
-  rdt_status status = pass(t, RDT_SEND, first, &said);
-  if (status == RDT_OK) status = pass(t, RDT_RECEIVE, first, &heard);
+  rdt_status status = rdt_random_id(&said.call);
+  if (status == RDT_OK) status = pass(t, RDT_SEND, first, &said);
+  if (status == RDT_OK) status = answer_of(t, first, said.call, &heard);
   if (status != RDT_OK) return status;
-  if (heard.ranks != said.ranks || heard.id == 0) return fail_different(t);
+  if (heard.ranks != said.ranks) return fail_different(t);
   set_id(part, heard.id);
-  status = pass(t, RDT_SEND, first, &said);
-  return status == RDT_OK ? pass(t, RDT_RECEIVE, first, &heard) : status;
+  status = pass(t, RDT_SEND, first, &heard);
+  return status == RDT_OK ? answer_of(t, first, said.call, &heard) : status;
 }
 
 /* Takes over what the members know of each other. */
