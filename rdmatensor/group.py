@@ -170,7 +170,8 @@ class Group:
         # made and are not in these lists are running.
         self._slots: dict[_Key, list[_Slot]] = {}
         self._made = 0
-        self._started = 0
+        # Started operations so far: those that are matched by their order, and messages, which are not.
+        self._started = self._messages = 0
         # Operations whose arrays C still uses, oldest first.
         self._pending: deque[Operation] = deque()
         self._handle: Any = handle
@@ -451,11 +452,14 @@ class Group:
             report = None
         transfer = ffi.new("rdt_transfer **")
         with self._lock:
-            self._started += tag is None or pair
             if pair:
-                halves = checked_tag(tag or 0)[0], _PAIR | self._started
+                self._messages += 1
+                halves = checked_tag(tag or 0)[0], _PAIR | self._messages
+            elif tag is None:
+                self._started += 1
+                halves = self._started, TAG_STARTED
             else:
-                halves = (self._started, TAG_STARTED) if tag is None else checked_tag(tag)
+                halves = checked_tag(tag)
             call.tag = halves
             status = lib.rdt_group_submit(self._need_handle(), call, transfer)
             if status < 0:

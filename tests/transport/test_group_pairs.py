@@ -72,6 +72,24 @@ def test_pairs_take_any_dtype_and_disagree(pair: Team) -> None:
     assert [kind for kind, _ in pair.get("outcome")] == ["UsageError"] * 2
 
 
+def test_started_messages_leave_the_order_of_operations_alone(team: Any) -> None:
+    """Members start different numbers of messages, and then the same operation."""
+    three = team(3).join()
+    three.run(
+        """
+        if rank == 0:
+            got = np.empty((2, 3))
+            for row, source in zip(got, (1, 2)):
+                group.start("receive", row, root=source, timeout=20).wait(20)
+            assert got.tolist() == [[1.0] * 3, [2.0] * 3]
+        else:
+            group.start("send", np.full(3, float(rank)), root=0, timeout=20).wait(20)
+        total = group.start("all_reduce", np.ones(3), timeout=20).result(20)
+        assert total.tolist() == [3.0] * 3
+        """
+    )
+
+
 def test_receives_end(pair: Team) -> None:
     pair.run("outcome = failure(lambda: group.receive(np.empty(3), timeout=0.05))")
     assert all(kind == "DeadlineExceeded" for kind, _ in pair.get("outcome"))
