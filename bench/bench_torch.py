@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations of torch.distributed among processes of this machine, on rdmatensor and on gloo, in turns.
+
+The same processes have both backends. With --tcp, rdmatensor uses TCP as gloo does, over loopback, and as
+root between two network namespaces.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench_group import over
+from harness import KB, MB, Bench, main
+from networks import Network, loopback_and_veth
+from rdmatensor.units import binary_size
+from team import Members, Team
+
+OURS, REGISTERED, GLOO, ALONE = "rdmatensor", "rdmatensor, registered", "gloo", "alone"
+PATIENCE_S = 300.0
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "send and receive",
+)
+WAYS = {OURS: ("rdmatensor", ""), REGISTERED: ("rdmatensor", "registered"), GLOO: ("gloo", "")}
+
+
+class Case(NamedTuple):
+    """An operation on `nbytes` bytes of each process. A sample is the mean of `calls` calls back to back."""
+
+    kind: str
+    nbytes: int
+    samples: int
+    calls: int
+
+    @property
+    def name(self) -> str:
+        """As --only knows it."""
+        return f"{self.kind} {binary_size(self.nbytes)}"
+
+
+SIZES = ((8, 10, 100), (4 * KB, 10, 100), (256 * KB, 10, 10), (4 * MB, 5, 2), (64 * MB, 2, 1))
+CASES = [Case(kind, *size) for kind in KINDS for size in SIZES]
+
+
+def speed_wanted(case: Case, way: str, tcp: bool) -> float:
+    """How many times as fast as gloo."""
+    if tcp:
+        return 3.0 if case.nbytes <= 4 * KB else 1.2
+    return 5.0 if case.nbytes <= 4 * KB else 3.0 if way == REGISTERED else 2.0
+
+
+def compare(bench: Bench, members: Members, network: Network | None, case: Case) -> None:
+    """Measure one operation of one size in all ways, in turns."""
+
+    def turn(backend: str, memory: str) -> list[float]:
+        order: Any = {
+            "kind": case.kind,
+            "backend": backend,
+            "memory": memory,
+            "nbytes": case.nbytes,
+            "calls": case.calls,
+        }
+        members.slowest("steps", PATIENCE_S, count=1, **order)  # warms the caches
+        times = members.slowest("steps", PATIENCE_S, count=case.samples, **order)
+        return [seconds / case.calls for seconds in times]
+
+    over_network = f", tcp over {network.name}" if network else ""
+    bench.compare(
+        f"torch.distributed, {len(members)} processes{over_network}",
+        case.kind,
+        {name: lambda way=way: turn(*way) for name, way in WAYS.items()},
+        2 if bench.quick else 10,
+        rivals={
+            name: (GLOO, speed_wanted(case, name, network is not None))
+            for name in (OURS, REGISTERED)
+        },
+        nbytes=case.nbytes,
+    )
+
+
+def train(bench: Bench, members: Members) -> None:
+    """Measure what communication adds to a step of DistributedDataParallel."""
+
+    def turn(backend: str, memory: str) -> list[float]:
+        order: Any = {"kind": "training", "nbytes": 0, "calls": 1}
+        alone = members.slowest("steps", PATIENCE_S, count=10, backend=ALONE, memory="", **order)
+        steps = members.slowest(
+            "steps", PATIENCE_S, count=10, backend=backend, memory=memory, **order
+        )
+        least = sorted(alone)[len(alone) // 2]
+        return [max(each - least, 1e-6) for each in steps]
+
+    bench.compare(
+        f"torch.distributed, {len(members)} processes",
+        "training step, 17 MB of gradients: what communication adds",
+        {name: lambda way=way: turn(*way) for name, way in WAYS.items()},
+        2 if bench.quick else 10,
+        rivals=dict.fromkeys((OURS, REGISTERED), (GLOO, 2.5)),
+    )
+
+
+def measure(bench: Bench, members: int = 2, tcp: bool = False) -> None:
+    networks: Any = loopback_and_veth(bench) if tcp else [None]
+    if not bench.has("torch", "torch"):
+        return
+    for network in networks:
+        with Team() as team, tempfile.TemporaryDirectory() as folder:
+            words = [Path(folder, "meeting")]
+            found = team.members("torch_member", members, place=over(network), words=words)
+            for case in bench.wanted(CASES):
+                compare(bench, found, network, case)
+            if not network and bench.wanted(["training"]):
+                train(bench, found)
+
+
+if __name__ == "__main__":
+    main(measure)
