@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ._api import buffers, event_loop
 from ._api.arguments import access_bits, c_text, c_text_or_null, whole
 from ._api.buffers import Array, Buffer, Shape
+from ._api.copies import Copies
 from ._api.dlpack import MemoryKind, kind_of
 from ._api.region import READ_WRITE, Access, Region
 from ._api.remote import RemoteDevice
@@ -42,8 +43,9 @@ class Notification(NamedTuple):
 class DeviceStats(NamedTuple):
     """Counters of a device since it was opened.
 
-    The last three are gauges: the regions that exist now, their bytes, and the requests to all peers that are
-    not complete.
+    `regions`, `region_bytes` and `pending` are gauges: the regions that exist now, their bytes, and the
+    requests to all peers that are not complete. `copies` counts the bytes of strided arrays, which operations
+    of connections and stores had to copy; GroupInfo has those of groups.
     """
 
     writes: int
@@ -63,6 +65,7 @@ class DeviceStats(NamedTuple):
     regions: int
     region_bytes: int
     pending: int
+    copies: int
 
 
 class Transport(NamedTuple):
@@ -110,6 +113,7 @@ class Device:
         check(lib.rdt_device_open(options, out))
         self._handle = out[0]
         # Do not drop objects with finalizers while holding it: finalizers may wait for other threads.
+        self._copies = Copies()
         self._changed = threading.Condition()
         self._calls = 0
         self._closing = False
@@ -223,7 +227,8 @@ class Device:
         stats = ffi.new("rdt_stats *")
         with self._call() as device:
             check(lib.rdt_device_stats(device, stats))
-        return DeviceStats(*(int(getattr(stats, field)) for field in DeviceStats._fields))
+        of_c = {field: int(getattr(stats, field)) for field in DeviceStats._fields[:-1]}
+        return DeviceStats(**of_c, copies=self._copies.nbytes)
 
     @property
     def registrable(self) -> int | None:

@@ -40,6 +40,7 @@ from ._api.collective import (
     tree_rows,
     unusable,
 )
+from ._api.copies import Copies, CopyBack
 from ._api.event_loop import awaitable
 from ._api.transfer import Transfer, drop_complete
 from ._api.wait import milliseconds
@@ -57,7 +58,7 @@ class GroupInfo(NamedTuple):
     inside a host, then between hosts (0 if no members are so placed). `reduce_byte_ns` is the time of a
     reduction for each byte of one operand. `operations` counts completed operations and `bytes` the bytes
     sent, by algorithm; "" stands for kinds that have one algorithm only. `copies` counts bytes that were
-    staged because an array lies in no region.
+    staged because an array lies in no region, or is strided.
     """
 
     name: str
@@ -82,9 +83,16 @@ class Operation(Transfer):
     _failure = staticmethod(operation_error)
 
     def __init__(
-        self, group: Group, handle: Any, keep: Any, tag: tuple[int, int], out: Any, report: Any
+        self,
+        group: Group,
+        handle: Any,
+        keep: Any,
+        tag: tuple[int, int],
+        out: Any,
+        report: Any,
+        back: CopyBack | None,
     ) -> None:
-        super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep)
+        super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep, back)
         self._group = group
         self._tag = tag
         self._out: Array = out
@@ -129,7 +137,8 @@ class Group:
 
     send() and receive() concern two members only, and come in any order with regard to other calls.
 
-    Arrays are C-contiguous numpy arrays, or such tensors of another library on the host, by DLPack.
+    Arrays are C-contiguous numpy arrays, or such tensors of another library on the host, by DLPack. Strided
+    ones of up to 64 KiB are copied, and their results copied back.
     Reductions take floats, bfloat16 (from ml_dtypes) and integers; operations that only move data take any
     dtype. Arrays in a region of the device with READ and WRITE access, such as those from empty(), move
     without a copy. The result goes into `out`: a new array (None), `array` itself, or an array that does not
@@ -172,6 +181,7 @@ class Group:
         self._made = 0
         # Started operations so far: those that are matched by their order, and messages, which are not.
         self._started = self._messages = 0
+        self._copies = Copies()
         # Operations whose arrays C still uses, oldest first.
         self._pending: deque[Operation] = deque()
         self._handle: Any = handle
@@ -433,7 +443,7 @@ class Group:
             array, out = None, self._result(kind, None, out, parts, root)
         elif out is not array or kind in ("gather", "reduce"):
             out = array if kind == "broadcast" else self._result(kind, array, out, parts, root)
-        source, into = _arrays(array, out)
+        source, into, back = self._copies.pair(*_arrays(array, out))
         row = _row_of(source if source is not None else into)
         given, source, into, detail, unit = known(kind, source, into, detail)
         call = new_call(kind, given, op, algorithm, root)
@@ -465,8 +475,7 @@ class Group:
             if status < 0:
                 raise failure(status)
             del text, keep  # C has copied them
-            result = into if kind == "receive" else out
-            operation = Operation(self, transfer[0], (local, target), halves, result, report)
+            operation = Operation(self, transfer[0], (local, target), halves, out, report, back)
             self._pending.append(operation)
         drop_complete(self._pending)
         return operation
@@ -544,7 +553,7 @@ class Group:
             float(info.reduce_byte_ns),
             dict(zip(names, info.operations, strict=True)),
             dict(zip(names, info.bytes, strict=True)),
-            int(info.copies),
+            int(info.copies) + self._copies.nbytes,
         )
 
     @property
@@ -606,7 +615,7 @@ class Group:
         factor: float | None = None,
         report: Any = None,
     ) -> None:
-        source, into = _arrays(array, out)
+        source, into, back = self._copies.pair(*_arrays(array, out))
         given = whole_array = source if source is not None else into
         unit = 1
         try:
@@ -642,6 +651,8 @@ class Group:
             status = _group_run(handle, call, local, target, count)
             if status:
                 raise failure(status)
+            if back is not None:
+                back()
         finally:
             if timeout is not None or tag is not None:
                 call.timeout_ms, call.tag = lib.RDT_TIMEOUT_DEFAULT, (0, 0)

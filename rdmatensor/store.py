@@ -155,7 +155,7 @@ class Store:
 
         `mark` is a number of up to 64 bits that readers get beside it, such as a step.
         """
-        local = np.frombuffer(ffi.buffer(buffers.source(array)), np.uint8)
+        local = np.frombuffer(ffi.buffer(self._device._copies.source(array)), np.uint8)
         if local.nbytes != self.nbytes:
             raise UsageError(
                 f"store {self.name!r} publishes {self.nbytes} bytes, not {local.nbytes}"
@@ -176,12 +176,14 @@ class Store:
         Waits for the first version. Raises DeadlineExceeded, also if the member overwrites versions faster
         than they can be read, ConnectionLost, and RegionError beyond the end.
         """
-        local = buffers.target(into)
+        local, back = self._device._copies.target(into)
         found, limit = ffi.new("rdt_store_pulled *"), milliseconds(timeout)
         of, first = _rank(rank), whole("offset", offset)
         self._check(
             lambda handle: lib.rdt_store_pull(handle, of, first, len(local), local, limit, found)
         )
+        if back is not None:
+            back()
         return Pulled(int(found.version), int(found.mark), int(found.repeats))
 
     apull = awaitable(pull)
@@ -194,7 +196,7 @@ class Store:
         A slot is free once the other member has released what came before. After an error, the member may
         have got the data or not.
         """
-        local = buffers.source(data)
+        local = self._device._copies.source(data)
         sent, limit = ffi.new("int *"), milliseconds(timeout)
         to, mark = _rank(rank), whole("mark", mark)
         self._check(

@@ -21,7 +21,7 @@ class Batch:
 
     RemoteDevice.batch() creates it. Each post sends what the buffers hold at that moment, so a batch can be
     posted any number of times. The batch keeps its buffers alive. Do not change it in one thread while
-    another one posts it.
+    another one posts it. Arrays must be C-contiguous.
     """
 
     def __init__(self, remote: RemoteDevice) -> None:

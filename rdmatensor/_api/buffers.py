@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local memory of operations: any object with C-contiguous bytes, which are never copied."""
+"""The local memory of operations: any object with C-contiguous bytes, which are not copied here."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def unusable(data: Any, error: Exception) -> UsageError:
         return error
     if isinstance(data, str):
         return UsageError("text has no bytes of its own: pass data.encode()")
-    if isinstance(data, np.ndarray) and not data.flags.c_contiguous and not holds_objects(data):
-        return UsageError(
-            f"the array of shape {data.shape} is not C-contiguous: pass numpy.ascontiguousarray(it)"
-        )
+    array = shared(data)
+    if isinstance(array, np.ndarray) and not array.flags.c_contiguous and not holds_objects(data):
+        what = "numpy.ascontiguousarray(it)" if array is data else "a contiguous copy"
+        return UsageError(f"the {kind} of shape {array.shape} is not C-contiguous: pass {what}")
     if is_read_only(data) and not holds_objects(data):
         return UsageError(
             f"the memory of this {kind} is read-only: pass a writable array, or register it with access READ"

@@ -8,7 +8,6 @@ dropped, so an array that holds the capsule keeps the memory alive.
 from __future__ import annotations
 
 import ctypes
-import math
 from enum import IntFlag
 from typing import Any
 
@@ -93,14 +92,18 @@ _get_pointer.restype = ctypes.c_void_p
 
 
 class _Memory:
-    """Bytes that a capsule keeps alive, as numpy asks for them."""
+    """Elements that a capsule keeps alive, as numpy asks for them."""
 
-    def __init__(self, capsule: Any, address: int, nbytes: int, read_only: bool) -> None:
+    def __init__(self, capsule: Any, tensor: _Tensor, itemsize: int, read_only: bool) -> None:
         self._capsule = capsule
+        strides = tensor.strides and tuple(
+            itemsize * each for each in tensor.strides[: tensor.ndim]
+        )
         self.__array_interface__ = {
-            "data": (address, read_only),
-            "shape": (nbytes,),
-            "typestr": "|u1",
+            "data": (tensor.data + tensor.byte_offset, read_only),
+            "shape": tuple(tensor.shape[: tensor.ndim]),
+            "strides": strides or None,
+            "typestr": f"|V{itemsize}",
             "version": 3,
         }
 
@@ -108,24 +111,18 @@ class _Memory:
 def array_of(data: Any) -> npt.NDArray[Any]:
     """Return an array over the memory of `data`, which has `__dlpack__`.
 
-    It is read-only unless `data` says that it may be written, and keeps the memory alive. Raises UsageError
-    for memory that the processor cannot address, for strides that leave gaps, and for types without a dtype.
+    It is strided if `data` is, read-only unless `data` says that it may be written, and keeps the memory
+    alive. Raises UsageError for memory that the processor cannot address, and for types without a dtype.
     """
     capsule = _capsule_of(data)
     tensor, flags = _tensor_of(capsule)
     shape = tuple(tensor.shape[: tensor.ndim])
     dtype = _dtype_of(tensor)
-    if not _is_contiguous(tensor, shape):
-        raise UsageError(
-            f"the {type(data).__name__} of shape {shape} is not C-contiguous: pass a contiguous copy"
-        )
-    nbytes = math.prod(shape) * dtype.itemsize
-    if not nbytes:
+    if 0 in shape:
         return np.empty(shape, dtype)
     # What is written into a copy would be lost.
     fixed = bool(flags & (_READ_ONLY | _IS_COPIED))
-    memory = _Memory(capsule, tensor.data + tensor.byte_offset, nbytes, fixed)
-    return np.asarray(memory).view(dtype).reshape(shape)
+    return np.asarray(_Memory(capsule, tensor, dtype.itemsize, fixed)).view(dtype)
 
 
 def capsule_of(array: npt.NDArray[Any], **options: Any) -> Any:
@@ -178,14 +175,3 @@ def _dtype_of(tensor: _Tensor) -> np.dtype[Any]:
     raise UsageError(
         f"a tensor of DLPack's type {tensor.code}, {tensor.bits} bits and {tensor.lanes} lanes has no dtype"
     )
-
-
-def _is_contiguous(tensor: _Tensor, shape: tuple[int, ...]) -> bool:
-    step = 1
-    if not tensor.strides or 0 in shape:
-        return True
-    for size, stride in zip(reversed(shape), reversed(tensor.strides[: tensor.ndim]), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True

@@ -106,6 +106,9 @@ class RemoteRegion:
     Offsets and sizes are in bytes. Methods that post an operation return a Transfer. If nothing was posted
     they raise UsageError (bad buffer, closed region), RegionError (range, access) or ConnectionLost. The
     operations of one connection are executed in the order in which they were posted. Any thread may use it.
+
+    Strided arrays and tensors of up to 64 KiB are copied: before they are written, and after they were read,
+    when the Transfer becomes done. Larger ones raise UsageError: make the copy by numpy.ascontiguousarray.
     """
 
     def __init__(self, remote: RemoteDevice, handle: Any) -> None:
@@ -133,7 +136,7 @@ class RemoteRegion:
             elif data.__class__ is not bytes and buffers.holds_objects(data):
                 raise TypeError
         except (TypeError, ValueError, BufferError):
-            local = buffers.source(data)
+            local = self._remote._device._copies.source(data)
         if notify is None:
             kind, immediate = _WRITE, 0
         else:
@@ -149,14 +152,18 @@ class RemoteRegion:
     def read_into(self, array: Buffer, offset: int = 0) -> Transfer:
         """Fill `array` with the bytes from `offset` of the region."""
         handle = self._handle or self._need_handle()
-        local = buffers.target(array)
+        local, back = self._remote._device._copies.target(array)
         if offset.__class__ is not int:
             offset = whole("offset", offset)
         try:
             posted = _post(self._channel, _READ, local, len(local), handle, offset, 0)
         except OverflowError as error:
             raise _bad_number(error) from None
-        return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
+        if posted:
+            return self._remote._begun(posted, (local, handle), back)
+        if back is not None:
+            back()
+        return COMPLETED
 
     def read(
         self, offset: int = 0, nbytes: int | None = None, timeout: float | None = None

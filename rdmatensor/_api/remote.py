@@ -17,6 +17,7 @@ from . import buffers
 from .arguments import access_bits, c_text, whole
 from .batch import Batch
 from .buffers import Buffer, Shape
+from .copies import CopyBack
 from .dlpack import MemoryKind
 from .event_loop import awaitable
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
@@ -110,7 +111,7 @@ class RemoteDevice:
 
         The peer gets it after everything that was posted on this connection before.
         """
-        channel, local = self._need_channel(), buffers.source(payload)
+        channel, local = self._need_channel(), self._device._copies.source(payload)
         if immediate.__class__ is not int:
             immediate = whole("immediate", immediate)
         try:
@@ -186,13 +187,13 @@ class RemoteDevice:
         self._regions.add(region)
         return region
 
-    def _begun(self, posted: int, keep: Any) -> Transfer:
+    def _begun(self, posted: int, keep: Any, back: CopyBack | None = None) -> Transfer:
         """Return the transfer that rdt_python_post began, or raise what it failed with."""
         check(min(posted, 0))
-        return self._track(ffi.cast("rdt_transfer *", posted), keep)
+        return self._track(ffi.cast("rdt_transfer *", posted), keep, back)
 
-    def _track(self, handle: Any, keep: Any) -> Transfer:
-        transfer = Transfer(ffi.gc(handle, lib.rdt_transfer_free), keep)
+    def _track(self, handle: Any, keep: Any, back: CopyBack | None = None) -> Transfer:
+        transfer = Transfer(ffi.gc(handle, lib.rdt_transfer_free), keep, back)
         self._pending.append(transfer)
         drop_complete(self._pending)
         return transfer

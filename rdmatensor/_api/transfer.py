@@ -10,6 +10,7 @@ from typing import Any
 from .._ffi import lib
 from ..errors import DeadlineExceeded, RdmaError, error_from
 from .buffers import Array
+from .copies import CopyBack
 from .event_loop import call_logged, call_when_done, completion
 from .wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 
@@ -24,12 +25,13 @@ class Transfer:
     dropped before that, the connection keeps them. Any thread may use it.
     """
 
-    __slots__ = ("_error", "_handle", "_keep", "_status")
+    __slots__ = ("_back", "_error", "_handle", "_keep", "_status")
     _failure = staticmethod(error_from)
 
-    def __init__(self, handle: Any, keep: Any) -> None:
+    def __init__(self, handle: Any, keep: Any, back: CopyBack | None = None) -> None:
         self._handle = handle
         self._keep = keep
+        self._back = back
         self._status = IN_PROGRESS if handle is not None else 0
         self._error: RdmaError | None = None
 
@@ -112,6 +114,8 @@ class Transfer:
             return False
         if status < 0:
             self._error = self._failure(status)
+        elif self._back is not None:
+            self._back()  # before anybody learns that they are complete
         self._status = status
         self._keep = None
         return True

@@ -39,7 +39,7 @@ NO_BYTES = [
     1,
     None,
     [1, 2],
-    np.zeros((4, 4))[:, 1],
+    np.zeros((8193, 4))[:, 1],
     np.array([None, "a"]),
     memoryview(OBJECTS),
     memoryview(bytes(8))[::2],

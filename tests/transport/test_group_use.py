@@ -30,8 +30,8 @@ def read_only() -> Any:
     [
         (lambda g: g.all_reduce([1.0, 2.0]), "numpy.asarray"),
         (lambda g: g.broadcast([1.0]), "numpy.asarray"),
-        (lambda g: g.all_reduce(np.zeros((4, 4))[:, 1]), "C-contiguous"),
-        (lambda g: g.all_reduce(np.zeros(4), np.zeros(8)[::2]), "C-contiguous"),
+        (lambda g: g.all_reduce(np.zeros((8193, 4))[:, 1]), "C-contiguous"),
+        (lambda g: g.all_reduce(np.zeros(8193), np.zeros(16386)[::2]), "C-contiguous"),
         (lambda g: g.all_reduce(np.zeros(4, complex)), "complex128"),
         (lambda g: g.all_reduce(np.zeros(4, bool)), "bool"),
         (lambda g: g.all_reduce(np.zeros(4, ">f4")), "byte order"),

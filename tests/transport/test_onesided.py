@@ -94,8 +94,8 @@ def test_sources_are_any_contiguous_bytes(
 @pytest.mark.parametrize(
     ("data", "remedy"),
     [
-        (np.zeros((4, 4))[:, 1], "ascontiguousarray"),
-        (np.zeros((4, 4)).T[:, 1:], "ascontiguousarray"),
+        (np.zeros((8193, 4))[:, 1], "ascontiguousarray"),
+        (np.zeros((128, 128)).T[:, 1:], "ascontiguousarray"),
         ("text", "encode"),
         (3, "bytes"),
         (None, "bytes"),
