@@ -155,7 +155,18 @@ OPERATIONS = """
     moved, landed = at([5 + group.rank] * 2, 'M8[s]'), at([0] * 4, 'M8[s]')
     group.all_gather(moved, landed)
     note(landed.astype('int64'))
-    assert untouched(mine, into, four) and (landed.base[:, 1] == np.datetime64(50, 's')).all()
+    mine[:] = np.arange(4) + 10 * group.rank
+    group.gather(show(mine), 1, show(four) if group.rank == 1 else None); note(four)
+    group.scatter(show(mine), 0, show(pieces := at([7, 7]))); note(pieces)
+    group.reduce(show(mine), 1, show(into) if group.rank == 1 else None); note(into)
+    if group.rank == 0:
+        group.send(show(mine), 1)
+        group.start('send', show(into), root=1).wait(20)
+    else:
+        group.receive(show(into), 0); note(into)
+        receipt = group.start('receive', shown_into := show(into), root=0)
+        assert receipt.result(20) is shown_into; note(into)
+    assert untouched(mine, into, four, pieces) and (landed.base[:, 1] == np.datetime64(50, 's')).all()
 """
 
 
@@ -173,7 +184,11 @@ def test_groups(pair: Team, show: str) -> None:
     assert first[5] == second[5] == [4, 3, 2, 1]
     assert first[6] == second[6] == [8, 6, 4, 2]
     assert first[7] == second[7] == [5, 5, 6, 6]
-    # 14 arrays of 16 bytes, and what the group stages itself.
+    assert (first[8], second[8]) == ([1, 2, 3, 4, 11, 12, 13, 14], [0, 1, 2, 3, 10, 11, 12, 13])
+    assert (first[9], second[9]) == ([0, 1], [2, 3])
+    assert (first[10], second[10]) == ([4, 3, 2, 1], [10, 12, 14, 16])
+    assert second[11:] == [[0, 1, 2, 3], [4, 3, 2, 1]]
+    # At least 14 arrays of 16 bytes, and what the group stages itself.
     assert all(each >= 14 * 16 for each in pair.get("group.info.copies - before"))
 
 
