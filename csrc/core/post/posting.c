@@ -47,7 +47,14 @@ static rdt_status check_region_atomics(const rdt_channel *channel,
   return RDT_OK;
 }
 
-static rdt_status check_atomic(const rdt_channel *channel, const rdt_op *op) {
+/* Of operations that were checked. */
+static bool is_atomic(uint32_t kind) { return kind >= RDT_OP_FETCH_ADD; }
+
+/* Not inlined, because it is rare and would slow down the others. */
+__attribute__((noinline)) static rdt_status check_atomic(const rdt_channel *channel,
+                                                         const rdt_op *op) {
+  if (op->kind != RDT_OP_FETCH_ADD && op->kind != RDT_OP_COMPARE_SWAP)
+    return rdt_fail(RDT_ERR_INVALID, "%u is not an operation", op->kind);
   if (op->size != RDT_ATOMIC_SIZE)
     return rdt_fail(RDT_ERR_INVALID, "an atomic operation has %d bytes, not %llu", RDT_ATOMIC_SIZE,
                     (unsigned long long)op->size);
@@ -75,16 +82,13 @@ static rdt_status check_op(const rdt_channel *channel, const rdt_op *op) {
     case RDT_OP_WRITE:
     case RDT_OP_WRITE_NOTIFY:
       return check_remote(channel, op, RDT_ACCESS_WRITE);
-    case RDT_OP_FETCH_ADD:
-    case RDT_OP_COMPARE_SWAP:
-      return check_atomic(channel, op);
     case RDT_OP_NOTIFY:
       if (op->size > channel->max_notify)
         return rdt_fail(RDT_ERR_RANGE, "a notification carries at most %llu bytes, not %llu",
                         (unsigned long long)channel->max_notify, (unsigned long long)op->size);
       return RDT_OK;
     default:
-      return rdt_fail(RDT_ERR_INVALID, "%u is not an operation", op->kind);
+      return check_atomic(channel, op);
   }
 }
 
@@ -99,10 +103,6 @@ static rdt_status check_post(const rdt_channel *channel, const rdt_op *ops, size
   return atomic_load(&channel->down) ? rdt_channel_fail_down(channel) : RDT_OK;
 }
 
-static bool is_atomic(uint32_t kind) {
-  return kind == RDT_OP_FETCH_ADD || kind == RDT_OP_COMPARE_SWAP;
-}
-
 /* Counts `bytes` of the operation as posted. With `whole`, nothing of it is left. */
 static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool whole) {
   rdt_counters *counters = &device->counters;
@@ -112,8 +112,6 @@ static void count_op(rdt_device *device, uint32_t kind, uint64_t bytes, bool who
   } else if (kind == RDT_OP_NOTIFY) {
     rdt_count(&counters->notifies_sent, whole);
     rdt_count(&counters->notify_bytes_sent, bytes);
-  } else if (is_atomic(kind)) {
-    rdt_count(&counters->atomics, whole);
   } else {
     rdt_count(&counters->writes, whole);
     rdt_count(&counters->write_bytes, bytes);
@@ -132,17 +130,23 @@ static void keep_notification(rdt_op *op) {
   op->size = 0;
 }
 
-static rdt_status hand_to_transport(rdt_channel *channel, rdt_op *op, rdt_request *request) {
-  const rdt_transport *transport = channel->transport;
-  rdt_mapping *mapping = op->remote->mapping;
-  if (op->kind == RDT_OP_READ) return transport->read(channel->endpoint, mapping, op, request);
-  if (is_atomic(op->kind)) return transport->atomic(channel->endpoint, mapping, op, request);
-  return transport->write(channel->endpoint, mapping, op, request);
+/* Not inlined, like check_atomic. */
+__attribute__((noinline)) static rdt_status change_word(rdt_channel *channel, rdt_op *op,
+                                                        rdt_request *request) {
+  rdt_status status =
+      channel->transport->atomic(channel->endpoint, op->remote->mapping, op, request);
+  if (status < 0 || status == RDT_NO_CREDIT) return status;
+  rdt_count(&channel->device->counters.atomics, 1);
+  return RDT_OK;
 }
 
 static rdt_status move(rdt_channel *channel, rdt_op *op, rdt_request *request) {
+  if (is_atomic(op->kind)) return change_word(channel, op, request);
+  const rdt_transport *transport = channel->transport;
   uint64_t wanted = op->size;
-  rdt_status status = hand_to_transport(channel, op, request);
+  rdt_status status = op->kind == RDT_OP_READ
+                          ? transport->read(channel->endpoint, op->remote->mapping, op, request)
+                          : transport->write(channel->endpoint, op->remote->mapping, op, request);
   if (status < 0) return status;
   bool whole = status != RDT_NO_CREDIT;
   count_op(channel->device, op->kind, whole ? wanted : wanted - op->size, whole);
@@ -300,7 +304,12 @@ static bool breaks_channel(rdt_status status) {
 
 /* A synchronous transport always has credit for all but notifications, and does not change *op. */
 static rdt_status move_now(rdt_channel *channel, const rdt_op *op) {
-  rdt_status status = hand_to_transport(channel, (rdt_op *)op, NULL);
+  if (is_atomic(op->kind)) return change_word(channel, (rdt_op *)op, NULL);
+  const rdt_transport *transport = channel->transport;
+  rdt_status status =
+      op->kind == RDT_OP_READ
+          ? transport->read(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL)
+          : transport->write(channel->endpoint, op->remote->mapping, (rdt_op *)op, NULL);
   if (status == RDT_OK) count_op(channel->device, op->kind, op->size, true);
   return status;
 }
