@@ -141,6 +141,10 @@ def check_dtype(kind: str, array: Array) -> None:
         )
 
 
+def _none(kind: str) -> UsageError:
+    return UsageError(f"{kind} needs a numpy array, and got None")
+
+
 def known(
     kind: str, array: Array | None, out: Array | None, detail: str | None
 ) -> tuple[Array, Array | None, Array | None, str | None, int]:
@@ -150,7 +154,8 @@ def known(
     for C each of their elements has.
     """
     given = array if array is not None else out
-    assert given is not None
+    if given is None:
+        raise _none(kind)
     if _dtype_code(given) is not None:
         return given, array, out, detail, 1
     check_dtype(kind, given)
@@ -215,6 +220,8 @@ def result_of(kind: str, array: Any, out: Any, members: int, parts: Parts | None
     `array` may be None for a scatter at a member that is not the root; then `out` is needed.
     """
     if array is None:
+        if kind != "scatter":
+            raise _none(kind)
         if out is None:
             raise UsageError(f"{kind} needs out at members that are not the root")
         given = shared(out)

@@ -185,7 +185,7 @@ def test_groups(alone: rdmatensor.Group, device: rdmatensor.Device) -> None:
             "tag": (lambda v: alone.all_reduce(array, tag=v), [*some(NO_NUMBER, None), 2**63]),
             "detail": (lambda v: alone.all_reduce(array, detail=v), some(NO_TEXT, None)),
             "op timeout": (lambda v: alone.barrier(v), NO_TIMEOUT),
-            "start": (lambda v: alone.start(v, array), ["reduce", None, 1]),
+            "start": (lambda v: alone.start(v, array), ["fold", None, 1]),
             "start detail": (
                 lambda v: alone.start("all_reduce", array, detail=v),
                 some(NO_TEXT, None),

@@ -117,8 +117,11 @@ class StartKernel : public tensorflow::OpKernel {
     lines_ = absl::StrSplit(detail_, '\n');
     detail_ = lines_.front();
     lines_.erase(lines_.begin());
+    // In the order of their numbers.
     static constexpr const char* kKinds[] = {"all_reduce", "reduce_scatter", "all_gather",
-                                             "broadcast",  "all_to_all",     "barrier"};
+                                             "broadcast",  "all_to_all",     "gather",
+                                             "scatter",    "reduce",         "barrier"};
+    static_assert(sizeof kKinds / sizeof kKinds[0] == RDT_BARRIER);
     static constexpr const char* kReductions[] = {"sum", "product", "min", "max", "mean"};
     described_.kind = static_cast<rdt_collective_kind>(NumberOf(kind, kKinds));
     described_.op = static_cast<rdt_reduction>(NumberOf(reduction, kReductions));
