@@ -104,8 +104,9 @@ def test_messages(three: Ranks) -> None:
             for _ in range(2):
                 dist.send(torch.full((3,), float(rank)), 0)
         x, y = torch.full((1 << 18,), float(rank)), torch.empty(1 << 18)
+        # With another tag: rank 0 may still receive from any source.
         works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, y, before)])
+            [dist.P2POp(dist.isend, x, after, tag=1), dist.P2POp(dist.irecv, y, before, tag=1)])
         for each in works:
             each.wait()
         assert y[0] == y[-1] == before
