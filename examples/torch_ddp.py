@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a PyTorch model in several processes over rdmatensor.
 
-Start it by `torchrun --nproc-per-node 2 examples/torch_ddp.py`, or by
-`rdmatensor launch -n 2 examples/torch_ddp.py`.
+Start it by `torchrun --nproc-per-node 2 torch_ddp.py`, or by `rdmatensor launch -n 2 torch_ddp.py`.
 """
 
 import torch

@@ -12,6 +12,8 @@ from torch.futures import Future
 
 from .session import current_device
 
+__all__ = ["bucket_hook", "empty"]
+
 
 def empty(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a zero-filled tensor in registered memory: operations of process groups move it without a copy.
