@@ -187,6 +187,7 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
     for number, task in enumerate(request.tasks):
         config = tf_config.text_for(cluster, task, request.protocol)
         variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
+        variables |= tf_config.rank_variables(cluster, task)
         if request.metrics_port:
             variables["RDMATENSOR_METRICS"] = str(request.metrics_port + number)
         arguments = served if request.metrics_port else program

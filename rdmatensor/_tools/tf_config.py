@@ -38,6 +38,30 @@ def text_for(cluster: Mapping[str, Sequence[str]], task: Task, protocol: str) ->
     return json.dumps({"cluster": cluster, "task": place, "rpc_layer": protocol})
 
 
+def rank_variables(cluster: Mapping[str, Sequence[str]], task: Task) -> dict[str, str]:
+    """Return the variables of torchrun for a task, from which torch.distributed reads its place.
+
+    There are none with parameter servers. Rank 0 is the chief if there is one, as in rdmatensor.train.
+    """
+    if "ps" in cluster:
+        return {}
+    members = [
+        (Task(job, index), address)
+        for job in ("chief", "worker")
+        for index, address in enumerate(cluster.get(job, ()))
+    ]
+    rank = [member for member, _ in members].index(task)
+    hosts = [address.rpartition(":")[0] for _, address in members]
+    host, _, port = members[0][1].rpartition(":")
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(members)),
+        "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+    }
+
+
 def with_protocol(text: str, protocol: str) -> str:
     """Return a launcher's TF_CONFIG with "rpc_layer", or as it is if it has no cluster or names a protocol.
 

@@ -37,6 +37,9 @@ print("begins", flush=True)
 if deed == "config":
     print(os.environ["TF_CONFIG"])
     print(sys.argv, file=sys.stderr)
+elif deed == "rank":
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    print(json.dumps([os.environ.get(name) for name in names]))
 elif deed == "fail":
     sys.exit(3)
 elif deed == "die":
@@ -148,6 +151,21 @@ def test_tasks_know_their_places(script: Path) -> None:
         }  # fmt: skip
         assert len({address for addresses in cluster.values() for address in addresses}) == 4
     assert f"[chief 0] {[str(script), *asked, '--steps', '5']}" in done.stderr.splitlines()
+
+
+def test_tasks_know_their_ranks(script: Path) -> None:
+    """As torch.distributed reads them; with parameter servers there are none."""
+    tasks = ["worker 0", "worker 1"]
+    done = launch("-n", "2", script, *(f"{task}=rank" for task in tasks))
+    assert done.returncode == 0, done.stderr
+    ranks = sorted(
+        json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines() if '["' in line
+    )
+    (*first, port), (*second, other) = ranks
+    assert first == ["0", "2", "0", "localhost"] and second == ["1", "2", "1", "localhost"]
+    assert port == other and port.isdecimal()
+    done = launch("-n", "2", "--ps", "1", script, "chief 0=rank")
+    assert f"[chief 0] {[None] * 5}".replace("None", "null") in done.stdout.splitlines()
 
 
 def test_without_parameter_servers_all_are_waited_for(script: Path, place: Place) -> None:
