@@ -63,15 +63,13 @@ static void append(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr
   atomic_store(&queue->posted, posted + 1);
 }
 
-/* Appends a piece of a request. Holds what the piece names until it is complete. */
-static void append_piece(rdt_endpoint *endpoint, uint32_t index, struct ibv_send_wr wr,
-                         struct ibv_sge segment, rdt_verbs_piece piece) {
-  piece.event = piece.request->wants_event;
-  if (piece.registration) rdt_verbs_registration_ref(piece.registration);
-  if (piece.fence) atomic_fetch_add(&endpoint->fences, 1);
-  if (piece.event) atomic_fetch_add(&endpoint->wanted, 1);
-  rdt_request_hold(piece.request);
-  append(endpoint, index, wr, segment, piece);
+/* Holds what a piece of a request names until it is complete. Append it then. */
+static void hold(rdt_endpoint *endpoint, rdt_verbs_piece *piece) {
+  piece->event = piece->request->wants_event;
+  if (piece->registration) rdt_verbs_registration_ref(piece->registration);
+  if (piece->fence) atomic_fetch_add(&endpoint->fences, 1);
+  if (piece->event) atomic_fetch_add(&endpoint->wanted, 1);
+  rdt_request_hold(piece->request);
 }
 
 typedef struct transfer {
@@ -109,7 +107,8 @@ static void post_piece(rdt_endpoint *endpoint, uint32_t index, const transfer *t
                            .target = t->read ? t->op->local : NULL,
                            .size = size,
                            .fence = !t->read && index > 0};
-  append_piece(endpoint, index, wr, segment, piece);
+  hold(endpoint, &piece);
+  append(endpoint, index, wr, segment, piece);
   advance(t->op, size);
 }
 
@@ -195,23 +194,25 @@ rdt_status rdt_verbs_atomic(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op
                                          .compare_add = adds ? op->operand : op->expected,
                                          .swap = adds ? 0 : op->operand,
                                          .rkey = key_for(&mapping->keys, 0)}};
-  append_piece(endpoint, 0, wr, segment,
-               (rdt_verbs_piece){.request = request,
-                                 .registration = local.registration,
-                                 .slot = local.slot,
-                                 .target = op->local,
-                                 .size = RDT_ATOMIC_SIZE});
+  rdt_verbs_piece piece = {.request = request,
+                           .registration = local.registration,
+                           .slot = local.slot,
+                           .target = op->local,
+                           .size = RDT_ATOMIC_SIZE};
+  hold(endpoint, &piece);
+  append(endpoint, 0, wr, segment, piece);
   rdt_verbs_registration_unref(local.registration); /* the piece holds it */
   return RDT_IN_PROGRESS;
 }
 
 static void post_bind(rdt_endpoint *endpoint, uint32_t index, rdt_registration *registration,
                       rdt_request *request) {
-  append_piece(endpoint, index,
-               rdt_verbs_window_bind(&registration->grant->windows[index], registration->mr,
-                                     registration->access),
-               (struct ibv_sge){0},
-               (rdt_verbs_piece){.request = request, .registration = registration});
+  rdt_verbs_piece piece = {.request = request, .registration = registration};
+  hold(endpoint, &piece);
+  append(endpoint, index,
+         rdt_verbs_window_bind(&registration->grant->windows[index], registration->mr,
+                               registration->access),
+         (struct ibv_sge){0}, piece);
 }
 
 /* Every queue pair gets a key of its own, so that large transfers can use all of them here too. */
