@@ -167,11 +167,11 @@ typedef struct rdt_posting {
   struct rdt_posting *next;
   rdt_channel *channel; /* the channel it is posted on, which outlives it */
   unsigned batch;       /* index into channel->batches */
+  atomic_int status;    /* the first failure */
   rdt_done_fn done;
   void *context;
-  atomic_int status; /* the first failure */
-  size_t at, count;  /* ops[at] is what remains of the first operation that is not wholly posted */
-  rdt_op ops[];
+  uint32_t at, count; /* ops[at] is what remains of the first operation that is not wholly posted */
+  rdt_op ops[];       /* with one, 120 bytes, which malloc finds fast */
 } rdt_posting;
 
 /* A control message that waits for its answer. */

@@ -198,7 +198,8 @@ void rdt_posting_complete(rdt_posting *posting, rdt_status status) {
 
 static rdt_posting *posting_new(rdt_channel *channel, const rdt_op *ops, size_t count,
                                 const rdt_completion *completion) {
-  rdt_posting *posting = malloc(sizeof(*posting) + count * sizeof(*ops));
+  rdt_posting *posting =
+      count > UINT32_MAX ? NULL : malloc(sizeof(*posting) + count * sizeof(*ops));
   if (!posting) {
     rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
     return NULL;
@@ -206,7 +207,7 @@ static rdt_posting *posting_new(rdt_channel *channel, const rdt_op *ops, size_t 
   *posting = (rdt_posting){.request = {.holds = 1, .wants_event = completion->wants_event},
                            .done = completion->done,
                            .context = completion->context,
-                           .count = count};
+                           .count = (uint32_t)count};
   if (count > 0) memcpy(posting->ops, ops, count * sizeof(*ops));
   for (size_t i = 0; i < count; i++)
     if (posting->ops[i].remote) rdt_remote_region_ref(posting->ops[i].remote);
