@@ -149,10 +149,11 @@ void rdt_schedule_flat_reduce(rdt_schedule_builder *b, rdt_schedule_range range)
 }
 
 /* In place, a peer may still read the part that its own part will replace, so received parts
- * wait in scratch. */
+ * wait in scratch. Unequal parts do not run in place; without input or output there is nothing in its place. */
 void rdt_schedule_flat_all_to_all(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
   const uint64_t part = q->count / q->size;
+  const bool in_place = q->input_is_output && !q->offsets;
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_after(b, k);
@@ -164,16 +165,16 @@ void rdt_schedule_flat_all_to_all(rdt_schedule_builder *b, rdt_schedule_range ra
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_before(b, k);
       const rdt_schedule_range its = rdt_schedule_share(q->receive_offsets, part, peer, range);
-      rdt_schedule_receive(
-          b, peer, q->input_is_output ? rdt_schedule_scratch(its.at) : rdt_schedule_output(its.at),
-          its.count);
+      rdt_schedule_receive(b, peer,
+                           in_place ? rdt_schedule_scratch(its.at) : rdt_schedule_output(its.at),
+                           its.count);
     }
     const rdt_schedule_range from = rdt_schedule_share(q->offsets, part, q->rank, range),
                              to = rdt_schedule_share(q->receive_offsets, part, q->rank, range);
-    if (!q->input_is_output)
+    if (!in_place)
       rdt_schedule_copy(b, rdt_schedule_input(from.at), rdt_schedule_output(to.at), to.count);
   }
-  if (!q->input_is_output) return;
+  if (!in_place) return;
   rdt_schedule_need_scratch(b, q->count);
   b->round++;
   RDT_SCHEDULE_PIECES(b, range.count) {
