@@ -63,7 +63,10 @@ def test_pairs_take_any_dtype_and_disagree(pair: Team) -> None:
             group.receive(got := np.empty(12, "?"), 0, timeout=20)
             assert (got == (numbers.real > 2)).all()
             outcome = failure(lambda: group.receive(np.empty(4, "c8"), 0, timeout=20))
-            failure(lambda: group.barrier(timeout=20))
+            try:
+                group.barrier(timeout=20)
+            except rdmatensor.UsageError:
+                pass  # it fails here too, unless it was complete when the other member learned of it
         """.replace("numbers > 2", "numbers.real > 2")
     )
     assert pair.get("outcome[0]") == ["UsageError", "UsageError"]
