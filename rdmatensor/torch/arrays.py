@@ -47,8 +47,8 @@ def flat(tensor: torch.Tensor) -> Array:
         array = tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
     else:
         raise RuntimeError(
-            f"the backend rdmatensor moves CPU tensors, and this one is on {tensor.device}: from torch "
-            '2.14 on, init_process_group("cpu:rdmatensor,cuda:nccl") gives other devices another backend'
+            f"the backend rdmatensor moves CPU tensors, and this one is on {tensor.device}: give other "
+            'devices a process group of their own, such as new_group(backend="nccl")'
         )
     return array if array.ndim == 1 else array.reshape(-1)
 

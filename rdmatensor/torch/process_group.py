@@ -31,9 +31,8 @@ Tensors: TypeAlias = Sequence[torch.Tensor]
 Given: TypeAlias = Tensors | torch.Tensor
 Nested: TypeAlias = Sequence[Tensors] | Tensors
 
-# From torch 2.14 on, a process group consists of backends, which may be Python classes. Before, a Python
-# class is the whole process group.
-_Base: Any = dist.Backend if torch.__version__ >= (2, 14) else dist.ProcessGroup
+# torch 2.14 also takes backends in Python. It wraps what they return into objects that never say whether
+# they are complete, so this class is a whole process group there too.
 
 
 def create(given: Any, _options: Any = None) -> ProcessGroup:
@@ -51,7 +50,7 @@ def create(given: Any, _options: Any = None) -> ProcessGroup:
     )
 
 
-class ProcessGroup(Identity, _Base):  # type: ignore[misc]
+class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed whose operations a Group runs. Create it by init_process_group.
 
     Methods are those of torch.distributed.ProcessGroup, by new and old names, and take the same arguments.
@@ -75,7 +74,7 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
 
         `ranks` are those of the members among all processes; empty if all processes are members.
         """
-        _Base.__init__(self, rank, size)
+        c10d.ProcessGroup.__init__(self, rank, size)
         Identity.__init__(self, store, name)
         self._rank, self._size = rank, size
         self._ranks = list(ranks or range(size))
@@ -85,8 +84,10 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         session: Session
         if parent is None:
             session, group = join(store, rank, size, name, list(ranks), limit)
+            self._unique = group.name
         else:
             session, group = parent._session.share(), parent._split(name, ranks, limit)
+            self._unique = f"{parent._unique}/{group.name}"
         self._session: Session = session
         self._calls = Calls(group, name, limit, ranks)
         self._end = weakref.finalize(self, _close, group, session)
@@ -317,7 +318,8 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
         given = getattr(timeout, "timeout", timeout)  # torch 2.14 passes options
         limit = timedelta(seconds=self._calls.limit) if given is None else given
         number, self._barriers = self._barriers, self._barriers + 1
-        monitored_barrier(self._store, self._rank, self._size, number, limit, wait_all_ranks)
+        store = dist.PrefixStore(self._unique, self._store)
+        monitored_barrier(store, self._rank, self._size, number, limit, wait_all_ranks)
 
     def send(self, tensors: Given, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank."""
@@ -379,18 +381,10 @@ class ProcessGroup(Identity, _Base):  # type: ignore[misc]
             return None
         limit = timedelta(seconds=self._calls.limit) if timeout is None else timeout
         name = group_name or f"{self._name}:split"
-        store = dist.PrefixStore(f"{name} {self._splits[name]}", self._store)
         rank, size = list(new_ranks).index(self._rank), len(new_ranks)
         ranks = [self._ranks[each] for each in new_ranks]
-        made = ProcessGroup(store, rank, size, limit, name, ranks, self)
+        made = ProcessGroup(self._store, rank, size, limit, name, ranks, self)
         made.setGroupDesc(group_desc or "")
-        return made
-
-    def split(self, store: Any, ranks: Sequence[int], opts: Any = None) -> ProcessGroup | None:
-        """Do what split_group does, for torch 2.14; `store` is that of the new group."""
-        made = self.split_group(ranks)
-        if made is not None:
-            made._store = store
         return made
 
     def _split(self, name: str, ranks: Sequence[int], limit: float) -> Group:

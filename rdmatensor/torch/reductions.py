@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .arrays import BFLOAT16, Finish, assign, dense, flat, joined, target, unequal
 from .calls import Part
 from .options import check_dtype, check_size
 
+# By what torch has, because asking it for a name is slow.
+_KINDS = {
+    getattr(dist.ReduceOp, name): name
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+}
 _NAMES = {"SUM": "sum", "AVG": "mean", "PRODUCT": "product", "MIN": "min", "MAX": "max"}
 _BITWISE = {"BAND": "and", "BOR": "or", "BXOR": "xor"}
 # Of truth values, which are the bytes 0 and 1.
@@ -37,8 +43,7 @@ def name_of(op: Any, dtype: torch.dtype) -> tuple[str, float | None]:
 
     Raises RuntimeError if values of this type cannot be combined so.
     """
-    kind = getattr(op, "op", op)
-    name: str = kind.name
+    name = _KINDS.get(getattr(op, "op", op), "")
     if name == "PREMUL_SUM":
         return "scaled_sum", float(op.__getstate__()[1])
     if name in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
@@ -51,7 +56,7 @@ def name_of(op: Any, dtype: torch.dtype) -> tuple[str, float | None]:
         raise RuntimeError(f"Cannot use ReduceOp.AVG with {dtype}: it needs floating point")
     found = _NAMES.get(name) or _BITWISE.get(name)
     if found is None:
-        raise RuntimeError(f"Cannot use ReduceOp.{name} with the backend rdmatensor")
+        raise RuntimeError(f"Cannot use {op} with the backend rdmatensor")
     return (_OF_BOOL[found] if dtype is torch.bool else found), None
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
 from ..errors import DeadlineExceeded, RdmaError
@@ -32,7 +33,7 @@ def failure(what: str, error: RdmaError) -> RuntimeError:
     return made
 
 
-class Work(dist.Work):  # type: ignore[misc]
+class Work(c10d.Work):  # type: ignore[misc]
     """One call's operations: complete when all are, and `finishes` have run. Any thread may use it.
 
     `limit` is the time-out of the operations, in seconds. `value` is what result() returns, and what the

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -43,5 +44,43 @@ def test_distributed_tensors(pair: Ranks) -> None:
         assert torch.equal(columns.to_local(), whole[:, 2 * rank : 2 * rank + 2])
         product = rows @ columns.t().redistribute(mesh, [Replicate()])
         assert torch.equal(product.full_tensor(), whole @ whole.t())
+        """
+    )
+
+
+def test_checkpoint(pair: Ranks, tmp_path: Path) -> None:
+    pair.run(
+        """
+        import torch.distributed.checkpoint as checkpoint
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.arange(20.0).reshape(5, 4)
+        checkpoint.save({"x": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=folder)
+        got = distribute_tensor(torch.zeros(5, 4), mesh, [Shard(1)])
+        checkpoint.load({"x": got}, checkpoint_id=folder)
+        assert torch.equal(got.full_tensor(), whole)
+        """,
+        folder=str(tmp_path / "checkpoint"),
+    )
+
+
+def test_pipeline(pair: Ranks) -> None:
+    pair.run(
+        """
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)]
+        x, y = torch.randn(16, 8), torch.randn(16, 4)
+        stage = PipelineStage(layers[rank], rank, 2, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, 4, loss_fn=torch.nn.functional.mse_loss)
+        if rank == 0:
+            schedule.step(x)
+        else:
+            losses = []
+            schedule.step(target=y, losses=losses)
+            wanted = [torch.nn.functional.mse_loss(layers[1](layers[0](a)), b)
+                      for a, b in zip(x.chunk(4), y.chunk(4))]
+            assert torch.allclose(torch.stack(losses), torch.stack(wanted))
         """
     )
