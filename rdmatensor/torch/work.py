@@ -205,29 +205,31 @@ class _WorkFuture(Future):  # type: ignore[misc]
 
     def __init__(self, work: Work) -> None:
         super().__init__()
-        self._work = work
+        # Until it is complete: afterwards a work and its future would keep each other, and tensors, alive.
+        self._work: Work | None = work
         self._once = threading.Lock()
-        self._completed = False
 
     def is_due(self) -> bool:
         """Return whether the work is complete."""
-        return self._work.is_completed()
+        work = self._work
+        return work is None or work.is_completed()
 
     def wait(self) -> Any:
         """Block until the work is complete, and return its result. Raises the error with which it failed."""
-        if not self._completed:
-            self._work._settle(0.0)
+        work = self._work
+        if work is not None:
+            work._settle(0.0)
             self.complete()
         return super().wait()
 
     def complete(self) -> None:
         """Set the result, once; the caller runs callbacks."""
         with self._once:
-            if self._completed:
-                return
-            self._completed = True
-        error = self._work.exception()
+            work, self._work = self._work, None
+        if work is None:
+            return
+        error = work.exception()
         if error is None:
-            self.set_result(self._work.result())
+            self.set_result(work.result())
         else:
             self.set_exception(error)

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from support import waits
+
 
 def values(rank: int, dtype: str, strided: bool) -> torch.Tensor:
     """Return the tensor of a rank, of shape (3, 6)."""
@@ -112,6 +114,11 @@ def fails(call: Callable[[], object], *texts: str) -> str:
             assert re.search(text, str(error)), f"{text!r} is not in: {error}"
         return str(error)
     raise AssertionError("it did not fail")
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for what another thread does, for a minute at most."""
+    waits.until("it does not happen", holds)
 
 
 def profiled() -> Any:

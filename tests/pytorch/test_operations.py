@@ -270,6 +270,29 @@ def test_futures_are_completed_in_their_order(three: Ranks) -> None:
     )
 
 
+def test_futures_keep_nothing_alive(three: Ranks) -> None:
+    """Buckets of gradients are large: they must not wait for the garbage collector."""
+    three.run(
+        """
+        import gc, weakref
+        gc.disable()
+        try:
+            for waits in (True, False):
+                work = dist.all_reduce(torch.ones(1000), async_op=True)
+                future, seen = work.get_future(), threading.Event()
+                future.add_done_callback(lambda _: seen.set())
+                assert not waits or future.wait()[0][0] == 3.0
+                assert seen.wait(30)
+                left = weakref.ref(work)
+                del work, future
+                dist.barrier()  # after it, the thread of callbacks has let go of its own
+                checks.until(lambda: left() is None)
+        finally:
+            gc.enable()
+        """
+    )
+
+
 def test_future_waited_for_in_a_callback(three: Ranks) -> None:
     three.run(
         """
