@@ -298,6 +298,24 @@ static void test_cancel(void) {
   close_group(members, 2);
 }
 
+/* No message is dropped without a word: where there is no room for more, the connection ends. */
+static void test_crowd(void) {
+  enum { KEPT = 65536 };
+  member members[MEMBERS];
+  int32_t nothing;
+  uint32_t received = 0;
+  rdt_status status = RDT_OK;
+  open_group(members, 2, "crowd");
+  rdt_collective call = pair_call(RDT_SEND, 0, 0, &nothing, 0);
+  for (uint32_t i = 0; i < KEPT; i++) EXPECT_STATUS(RDT_OK, rdt_group_run(members[1].group, &call));
+  UNTIL(rdt_group_run(members[1].group, &call) == RDT_ERR_CONNECTION_LOST);
+  call = pair_call(RDT_RECEIVE, 1, 0, &nothing, 0);
+  while ((status = rdt_group_run(members[0].group, &call)) == RDT_OK) received++;
+  EXPECT_STATUS(RDT_ERR_CONNECTION_LOST, status);
+  EXPECT(received == KEPT);
+  close_group(members, 2);
+}
+
 int main(void) {
   test_ways();
   test_order();
@@ -306,5 +324,6 @@ int main(void) {
   test_disagreement();
   test_leaving();
   test_cancel();
+  if (!is_slow()) test_crowd();
   return 0;
 }

@@ -97,21 +97,25 @@ static bool may_be_early(rdt_group_message_kind kind) {
 }
 
 /* Finds who receives a message of a send that is not known here: a posted receive, or nobody yet. Later parts of a
- * send whose receive has failed are for nobody. */
-static rdt_group_operation *receiver(rdt_group *group, const rdt_group_part *part) {
+ * send whose receive has failed are for nobody. Sets *lost if there is no room to keep the message: without it, a
+ * receive would take a later one. */
+static rdt_group_operation *receiver(rdt_group *group, const rdt_group_part *part, bool *lost) {
   const rdt_group_message *head = &part->head;
   if (head->at != 0 || part->kind == RDT_GROUP_OFFER || rdt_group_tag_finished(group, head->tag))
     return NULL;
   rdt_group_operation *operation = rdt_group_pair_match(group, head);
   if (operation) return operation;
   operation = rdt_group_operation_find(group, head->tag, true);
-  if (operation) rdt_group_pair_keep(operation, head->from);
+  if (operation)
+    rdt_group_pair_keep(operation, head->from);
+  else
+    *lost = group->aborted == RDT_OK;
   return operation;
 }
 
 /* Finds the operation that the message is for. Elements for one that was complete here without them show that their
  * sender called something else. */
-static rdt_group_operation *addressee(rdt_group *group, const rdt_group_part *part) {
+static rdt_group_operation *addressee(rdt_group *group, const rdt_group_part *part, bool *lost) {
   rdt_group_operation *operation = rdt_group_operation_find(group, part->head.tag, false);
   bool elements = part->kind == RDT_GROUP_EAGER || part->kind == RDT_GROUP_LEND;
   if (operation || !may_be_early(part->kind)) return operation;
@@ -120,23 +124,32 @@ static rdt_group_operation *addressee(rdt_group *group, const rdt_group_part *pa
     rdt_group_agreement_regret(group, part);
     return NULL;
   }
-  if (part->head.shape.kind == RDT_SEND) return receiver(group, part);
+  if (part->head.shape.kind == RDT_SEND) return receiver(group, part, lost);
   return rdt_group_operation_find(group, part->head.tag, true);
+}
+
+static void break_crowded(rdt_channel *channel) {
+  rdt_fail(RDT_ERR_LIMIT, "%s sends more than can be kept for operations that have not begun here",
+           channel->peer_name);
+  rdt_channel_break(channel);
 }
 
 static void take_message(rdt_group *group, rdt_channel *channel, rdt_group_part *part) {
   rdt_group_link *link = &group->links[part->head.from];
-  bool good = true;
+  bool good = true, lost = false;
   pthread_mutex_lock(&group->lock);
   if (part->kind == RDT_GROUP_EAGER) good = rdt_group_credit_charge(link, part->size);
-  rdt_group_operation *operation = addressee(group, part);
-  if (operation && !operation->started) good &= ++link->early <= EARLY_MESSAGES;
-  if (operation && good) put(operation, part);
+  rdt_group_operation *operation = addressee(group, part, &lost);
+  if (operation && !operation->started) lost |= ++link->early > EARLY_MESSAGES;
+  if (operation && good && !lost) put(operation, part);
   bool many = rdt_group_operations_many(group);
   pthread_mutex_unlock(&group->lock);
   if (many) rdt_group_operations_expire(group);
-  if (!good) malformed(channel);
-  if (operation && good) return;
+  if (!good)
+    malformed(channel);
+  else if (lost)
+    break_crowded(channel);
+  if (operation && good && !lost) return;
   rdt_group_operation_drop_parts(group, part);
 }
 
