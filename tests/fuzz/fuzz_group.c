@@ -313,6 +313,7 @@ size_t fuzz_seed(unsigned number, uint8_t *seed, size_t capacity) {
   fuzz_put_number(&out, kind == RDT_GROUP_EAGER ? 8192 : 16, 2);
   fuzz_put_number(&out, number % 2, 2);
   fuzz_put_number(&out, 0, 1);
-  for (uint8_t step = 0; step < 12; step++) put_message(&out, kind, step, number >= RDT_RECEIVE * 7);
+  for (uint8_t step = 0; step < 12; step++)
+    put_message(&out, kind, step, number >= RDT_RECEIVE * 7);
   return out.size;
 }
