@@ -98,6 +98,8 @@ static inline rdt_group *stage_group(stage *s, const char *name, uint32_t rank, 
   snprintf(group->name, sizeof(group->name), "%s", name);
   group->rank = rank;
   group->size = size;
+  group->posted.tail = &group->posted.head;
+  group->unmatched.tail = &group->unmatched.head;
   group->hosts = calloc(size, sizeof(*group->hosts));
   group->links = calloc(size, sizeof(*group->links));
   FUZZ_EXPECT(group->hosts && group->links);
