@@ -10,7 +10,6 @@ import pytest
 from transport.teams import Team
 
 
-@pytest.mark.any_transport
 def test_sends_and_receives(team: Any) -> None:
     members = team(3).join()
     members.run(
@@ -75,6 +74,7 @@ def test_pairs_take_any_dtype_and_disagree(pair: Team) -> None:
     assert [kind for kind, _ in pair.get("outcome")] == ["UsageError"] * 2
 
 
+@pytest.mark.any_transport
 def test_started_messages_leave_the_order_of_operations_alone(team: Any) -> None:
     """Members start different numbers of messages, and then the same operation."""
     three = team(3).join()
@@ -93,6 +93,7 @@ def test_started_messages_leave_the_order_of_operations_alone(team: Any) -> None
     )
 
 
+@pytest.mark.any_transport
 def test_receives_end(pair: Team) -> None:
     pair.run("outcome = failure(lambda: group.receive(np.empty(3), timeout=0.05))")
     assert all(kind == "DeadlineExceeded" for kind, _ in pair.get("outcome"))
@@ -168,6 +169,7 @@ def test_unequal_parts(team: Any, dtype: str) -> None:
     )
 
 
+@pytest.mark.any_transport
 def test_scaled_sums(pair: Team) -> None:
     pair.run(
         """

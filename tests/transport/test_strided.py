@@ -17,6 +17,8 @@ from rdmatensor import Group, RemoteDevice, RemoteRegion
 from transport.teams import Team
 from transport.test_dlpack import Tensor
 
+pytestmark = pytest.mark.any_transport
+
 Array = npt.NDArray[Any]
 Shown = Callable[[Array], Any]
 MOST = 64 << 10
@@ -83,7 +85,6 @@ def test_reads_that_are_awaited_and_that_fail(remote: RemoteDevice, region: Remo
     assert not rows[..., 1].any()
 
 
-@pytest.mark.any_transport
 def test_notifications(peer: Any, remote: RemoteDevice) -> None:
     payload = np.arange(40, dtype="uint8")
     for shown in SHOWN.values():
@@ -93,7 +94,6 @@ def test_notifications(peer: Any, remote: RemoteDevice) -> None:
     assert copies(remote) == 20
 
 
-@pytest.mark.any_transport
 @pytest.mark.parametrize("dtype", ["bool", "int16", "complex128", "M8[s]", ml_dtypes.bfloat16])
 def test_every_dtype(peer: Any, remote: RemoteDevice, dtype: Any) -> None:
     array = np.arange(16).astype(dtype)
@@ -192,7 +192,6 @@ def test_groups(pair: Team, show: str) -> None:
     assert all(each >= 14 * 16 for each in pair.get("group.info.copies - before"))
 
 
-@pytest.mark.any_transport
 @pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
 def test_the_limit(peer: Any, remote: RemoteDevice, alone: Group, shown: Shown) -> None:
     peer.run("region = device.allocate(1 << 20, name='large')")
@@ -219,7 +218,6 @@ def test_the_limit(peer: Any, remote: RemoteDevice, alone: Group, shown: Shown) 
     assert device.stats().copies == 2 * MOST, "what is refused is not copied"
 
 
-@pytest.mark.any_transport
 def test_what_is_refused(remote: RemoteDevice, region: RemoteRegion, alone: Group) -> None:
     fixed = np.zeros((6, 2), "float32")
     fixed.flags.writeable = False
