@@ -200,7 +200,7 @@ typedef struct rdt_group_operation {
   char abort_text[RDT_GROUP_REASON + 128];
   rdt_collective_report *report; /* NULL, or the caller's */
   int64_t began;                 /* ns, with a report */
-  /* Of sends and receives. `peer` is the other member, RDT_ANY_MEMBER until it is known; of other operations it is
+  /* These are for sends and receives. `peer` is the other member, RDT_ANY_MEMBER until it is known; of other operations it is
    * RDT_GROUP_EVERYBODY. */
   uint32_t peer;
   rdt_group_pair_queue *queue; /* NULL, or where it waits to be matched */

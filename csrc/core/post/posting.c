@@ -47,7 +47,7 @@ static rdt_status check_region_atomics(const rdt_channel *channel,
   return RDT_OK;
 }
 
-/* Of operations that were checked. */
+/* The caller has checked the operations. */
 static bool is_atomic(uint32_t kind) { return kind >= RDT_OP_FETCH_ADD; }
 
 /* Not inlined, because it is rare and would slow down the others. */

@@ -20,7 +20,7 @@ typedef struct word {
       call; /* names the call of rdt_group_split: what is left of one that failed counts no more */
 } word;
 
-/* What the members of a new group say to each other. */
+/* The exchange by which the members of a new group agree. */
 typedef struct talk {
   rdt_group *group; /* that they have */
   const char *name;
