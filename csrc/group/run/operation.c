@@ -1,366 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Operations from their tag to their end: the table in which messages find them, including those
- * that have not started here, and setting them up.
+ * Starts operations: from a checked call to steps that a driver runs.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/config.h"
 #include "base/status.h"
 #include "group/run/run.h"
-#include "group/schedule/reduce.h"
 
-#define EARLY_LIMIT 65536u /* operations that others have started and this member has not */
-#define EARLY_SWEEP 1024u  /* the number of these at which some are dropped */
 #define AUTO_TAG 0x7264742d6175746full /* second half of the tags of calls without a tag */
 /* Second halves of tags that our APIs count: Python's Group.start, and operations in TensorFlow's graphs. */
 #define STARTED_TAG 0x8000000000000002ull
 #define GRAPH_TAG 0x8000000000000003ull
 #define SMALL_SCRATCH 65536u
 
-static size_t hash(const uint64_t tag[2]) {
-  uint64_t mixed = (tag[0] ^ (tag[1] << 1)) * 0x9e3779b97f4a7c15ull;
-  return (size_t)(mixed >> 40);
-}
-
-static bool same_tag(const uint64_t a[2], const uint64_t b[2]) {
-  return a[0] == b[0] && a[1] == b[1];
-}
-
-bool rdt_group_tag_finished(const rdt_group *group, const uint64_t tag[2]) {
-  return same_tag(group->finished[hash(tag) % RDT_GROUP_FINISHED], tag);
-}
-
-bool rdt_group_tag_completed(const rdt_group *group, const uint64_t tag[2]) {
-  return rdt_group_tag_finished(group, tag) && group->completed[hash(tag) % RDT_GROUP_FINISHED];
-}
-
 bool rdt_group_tag_counted(const uint64_t tag[2]) {
   return tag[1] == AUTO_TAG || tag[1] == STARTED_TAG || tag[1] == GRAPH_TAG;
-}
-
-static rdt_group_operation *operation_new(rdt_group *group) {
-  rdt_group_operation *operation = group->free_operations;
-  if (operation) {
-    group->free_operations = operation->next;
-    return operation;
-  }
-  operation = calloc(1, sizeof(*operation));
-  if (!operation) return NULL;
-  operation->answered = calloc(group->size, 1);
-  operation->seen = calloc(group->size, 1);
-  if (!operation->answered || !operation->seen) {
-    free(operation->answered);
-    free(operation->seen);
-    free(operation);
-    return NULL;
-  }
-  operation->group = group;
-  operation->inbox_tail = &operation->inbox;
-  rdt_cond_init(&operation->wakes);
-  return operation;
-}
-
-void rdt_group_operation_free(rdt_group_operation *operation) {
-  pthread_cond_destroy(&operation->wakes);
-  free(operation->answered);
-  free(operation->seen);
-  free(operation->detail.text);
-  free(operation->other_detail.text);
-  free(operation->steps);
-  free(operation->lanes);
-  free(operation->offsets);
-  free(operation);
-}
-
-rdt_group_operation *rdt_group_operation_find(rdt_group *group, const uint64_t tag[2], bool enter) {
-  rdt_group_operation **bucket = &group->table[hash(tag) % RDT_GROUP_BUCKETS];
-  for (rdt_group_operation *each = *bucket; each; each = each->next)
-    if (same_tag(each->tag, tag)) return each;
-  if (!enter || group->aborted != RDT_OK || group->early >= EARLY_LIMIT) return NULL;
-  rdt_group_operation *operation = operation_new(group);
-  if (!operation) return NULL;
-  memcpy(operation->tag, tag, sizeof(operation->tag));
-  operation->started = operation->ended = false;
-  operation->aborted = RDT_OK;
-  operation->since = rdt_now_ms();
-  operation->peer = RDT_GROUP_EVERYBODY;
-  operation->handle = 0;
-  memset(operation->answered, 0, group->size);
-  operation->next = *bucket;
-  *bucket = operation;
-  group->early++;
-  return operation;
-}
-
-/* Returns the credit of parts that no operation will take. */
-void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts) {
-  while (parts) {
-    rdt_group_part *next = parts->next;
-    if (parts->kind == RDT_GROUP_EAGER)
-      rdt_group_credit_return(group, parts->head.from, parts->size);
-    rdt_group_part_free(group, parts);
-    parts = next;
-  }
-}
-
-static void take_out(rdt_group *group, rdt_group_operation *operation) {
-  rdt_group_operation **link = &group->table[hash(operation->tag) % RDT_GROUP_BUCKETS];
-  while (*link != operation) link = &(*link)->next;
-  *link = operation->next;
-}
-
-void rdt_group_operation_rename(rdt_group_operation *operation, const uint64_t tag[2]) {
-  rdt_group *group = operation->group;
-  take_out(group, operation);
-  memcpy(operation->tag, tag, sizeof(operation->tag));
-  rdt_group_operation **bucket = &group->table[hash(tag) % RDT_GROUP_BUCKETS];
-  operation->next = *bucket;
-  *bucket = operation;
-}
-
-static bool sender_is_gone(const rdt_group_operation *operation) {
-  const rdt_group_part *part = operation->inbox;
-  while (part && atomic_load(&operation->group->links[part->head.from].down)) part = part->next;
-  return !part;
-}
-
-rdt_group_part *rdt_group_operation_forget(rdt_group_operation *operation) {
-  rdt_group *group = operation->group;
-  rdt_group_part *parts = operation->inbox;
-  for (const rdt_group_part *part = parts; part; part = part->next)
-    group->links[part->head.from].early--;
-  operation->inbox = NULL;
-  operation->inbox_tail = &operation->inbox;
-  rdt_group_pair_unlist(operation);
-  take_out(group, operation);
-  operation->next = group->free_operations;
-  group->free_operations = operation;
-  group->early--;
-  return parts;
-}
-
-/* Drops operations of the bucket from before `until`, and puts their parts in front of `parts`. */
-static rdt_group_part *sweep(rdt_group_operation **link, int64_t until, rdt_group_part *parts) {
-  while (*link) {
-    rdt_group_operation *each = *link;
-    bool needless = each->aborted != RDT_OK || sender_is_gone(each);
-    if (each->started || each->since > until || !needless) {
-      link = &each->next;
-      continue;
-    }
-    rdt_group_part **end = each->inbox ? each->inbox_tail : NULL;
-    rdt_group_part *dropped = rdt_group_operation_forget(each);
-    if (!dropped) continue;
-    *end = parts;
-    parts = dropped;
-  }
-  return parts;
-}
-
-bool rdt_group_operations_many(const rdt_group *group) { return group->early >= EARLY_SWEEP; }
-
-void rdt_group_operations_expire(rdt_group *group) {
-  rdt_group_part *parts = NULL;
-  int64_t now = rdt_now_ms(), kept = (int64_t)rdt_config_number(RDT_CONFIG_DEADLINE_MS);
-  pthread_mutex_lock(&group->lock);
-  if (now - group->swept >= kept / 4) {
-    for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++)
-      parts = sweep(&group->table[i], now - kept, parts);
-    group->swept = now;
-  }
-  pthread_mutex_unlock(&group->lock);
-  rdt_group_operation_drop_parts(group, parts);
-}
-
-void rdt_group_operations_drop_early(rdt_group *group) {
-  rdt_group_part *parts = NULL;
-  pthread_mutex_lock(&group->lock);
-  for (size_t i = 0; i < RDT_GROUP_BUCKETS; i++) parts = sweep(&group->table[i], INT64_MAX, parts);
-  pthread_mutex_unlock(&group->lock);
-  rdt_group_operation_drop_parts(group, parts);
-}
-
-void rdt_group_operation_retire(rdt_group_operation *operation) {
-  rdt_group *group = operation->group;
-  pthread_mutex_lock(&group->lock);
-  rdt_group_part *parts = operation->inbox;
-  operation->inbox = NULL;
-  operation->inbox_tail = &operation->inbox;
-  take_out(group, operation);
-  size_t slot = hash(operation->tag) % RDT_GROUP_FINISHED;
-  memcpy(group->finished[slot], operation->tag, sizeof(operation->tag));
-  group->completed[slot] = operation->status == RDT_OK;
-  for (const rdt_group_part *part = parts; part && operation->status == RDT_OK; part = part->next)
-    if (part->kind == RDT_GROUP_ABORT || part->kind == RDT_GROUP_EAGER ||
-        part->kind == RDT_GROUP_LEND)
-      rdt_group_agreement_regret(group, part);
-  rdt_group_program_release(operation->program);
-  operation->program = NULL;
-  rdt_group_ready_drop(operation);
-  operation->next = group->free_operations;
-  group->free_operations = operation;
-  pthread_mutex_unlock(&group->lock);
-  rdt_group_operation_drop_parts(group, parts);
-}
-
-void rdt_group_operation_over(rdt_group *group) {
-  pthread_mutex_lock(&group->lock);
-  group->started--;
-  if (group->closing) pthread_cond_broadcast(&group->changed);
-  pthread_mutex_unlock(&group->lock);
-}
-
-static bool is_reduction(rdt_collective_kind kind) {
-  return kind == RDT_ALL_REDUCE || kind == RDT_REDUCE_SCATTER || kind == RDT_REDUCE;
-}
-
-static bool is_pair(rdt_collective_kind kind) { return kind == RDT_SEND || kind == RDT_RECEIVE; }
-
-static bool has_root(rdt_collective_kind kind) {
-  return kind == RDT_BROADCAST || kind == RDT_GATHER || kind == RDT_SCATTER || kind == RDT_REDUCE;
-}
-
-/* Returns the sum, or UINT64_MAX if it is not below that. */
-static uint64_t sum_of(const uint64_t *counts, uint32_t size) {
-  uint64_t sum = 0;
-  for (uint32_t i = 0; i < size; i++)
-    if (__builtin_add_overflow(sum, counts[i], &sum)) return UINT64_MAX;
-  return sum;
-}
-
-static bool overlap(const char *a, uint64_t a_bytes, const char *b, uint64_t b_bytes) {
-  return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
-}
-
-static uint64_t input_count(const rdt_group *group, const rdt_collective *call) {
-  const bool root = call->root == group->rank;
-  if (((call->kind == RDT_BROADCAST || call->kind == RDT_SCATTER) && !root) ||
-      call->kind == RDT_RECEIVE)
-    return 0;
-  if (call->kind == RDT_ALL_TO_ALL && call->counts) return sum_of(call->counts, group->size);
-  return call->count;
-}
-
-static uint64_t output_count(const rdt_group *group, const rdt_collective *call) {
-  const bool root = call->root == group->rank;
-  switch (call->kind) {
-    case RDT_GATHER:
-      if (!root) return 0; /* fall through */
-    case RDT_ALL_GATHER:
-      return call->counts ? sum_of(call->counts, group->size) : call->count * group->size;
-    case RDT_REDUCE_SCATTER:
-    case RDT_SCATTER:
-      return call->counts ? call->counts[group->rank] : call->count / group->size;
-    case RDT_ALL_TO_ALL:
-      return call->counts ? sum_of(call->receive_counts, group->size) : call->count;
-    case RDT_REDUCE:
-      return root ? call->count : 0;
-    case RDT_SEND:
-      return 0;
-    default:
-      return call->count;
-  }
-}
-
-/* Returns the number of elements that come before this member's part. */
-static uint64_t before_own(const rdt_group *group, const rdt_collective *call, uint64_t part) {
-  return call->counts ? sum_of(call->counts, group->rank) : group->rank * part;
-}
-
-/* Returns true if the input is already in its place in the output. */
-static bool in_place(const rdt_group *group, const rdt_collective *call, size_t element) {
-  const char *input = call->input, *output = call->output;
-  if (input_count(group, call) == 0 || output_count(group, call) == 0) return true;
-  if (call->kind == RDT_ALL_GATHER || call->kind == RDT_GATHER)
-    output += before_own(group, call, call->count) * element;
-  if (call->kind == RDT_SCATTER)
-    input += before_own(group, call, call->count / group->size) * element;
-  return input == output;
-}
-
-static rdt_status check_buffers(const rdt_group *group, const rdt_collective *call) {
-  size_t element = rdt_dtype_size(call->dtype);
-  uint64_t limit = (uint64_t)INT64_MAX / element / group->size;
-  if (call->count > limit || input_count(group, call) > limit || output_count(group, call) > limit)
-    return rdt_fail(RDT_ERR_INVALID, "%llu elements exceed the address space",
-                    (unsigned long long)call->count);
-  uint64_t input = input_count(group, call) * element, output = output_count(group, call) * element;
-  if ((input && !call->input) || (output && !call->output))
-    return rdt_fail(RDT_ERR_INVALID, "input and output must not be NULL");
-  const bool same = in_place(group, call, element);
-  if (!same && overlap(call->input, input, call->output, output))
-    return rdt_fail(RDT_ERR_INVALID, "input and output overlap, but are not the same");
-  if (same && input && output && call->receive_counts)
-    return rdt_fail(RDT_ERR_INVALID, "an all_to_all of unequal parts does not run in place");
-  return RDT_OK;
-}
-
-static rdt_status check_counts(const rdt_group *group, const rdt_collective *call) {
-  const bool sums = call->kind == RDT_REDUCE_SCATTER || call->kind == RDT_SCATTER;
-  const bool own = call->kind == RDT_ALL_GATHER || call->kind == RDT_GATHER;
-  if (!call->counts && !call->receive_counts) return RDT_OK;
-  if (call->kind == RDT_ALL_TO_ALL ? !call->counts || !call->receive_counts
-                                   : !(sums || own) || call->receive_counts)
-    return rdt_fail(RDT_ERR_INVALID, "this operation has no such unequal parts");
-  if ((sums && call->count != sum_of(call->counts, group->size)) ||
-      (own && call->count != call->counts[group->rank]))
-    return rdt_fail(RDT_ERR_INVALID, "%llu elements are not what the parts say",
-                    (unsigned long long)call->count);
-  return RDT_OK;
-}
-
-static rdt_status check_members(const rdt_group *group, const rdt_collective *call) {
-  const bool any = call->kind == RDT_RECEIVE && call->root == RDT_ANY_MEMBER;
-  if (has_root(call->kind) && call->root >= group->size)
-    return rdt_fail(RDT_ERR_INVALID, "the root %u is no member: there are %u", call->root,
-                    group->size);
-  if (is_pair(call->kind) && !any && (call->root >= group->size || call->root == group->rank))
-    return rdt_fail(RDT_ERR_INVALID, "%u is no other member: there are %u, and this is %u",
-                    call->root, group->size, group->rank);
-  return RDT_OK;
-}
-
-static rdt_status check_call(const rdt_group *group, const rdt_collective *call) {
-  if (call->struct_size != sizeof(*call))
-    return rdt_fail(RDT_ERR_INVALID,
-                    "rdt_collective has %zu bytes: set struct_size, and use the header this "
-                    "library was built with",
-                    call->struct_size);
-  if ((int)call->kind < RDT_ALL_REDUCE || call->kind > RDT_RECEIVE)
-    return rdt_fail(RDT_ERR_INVALID, "%d is not a collective operation", (int)call->kind);
-  if ((int)call->algorithm < 0 || call->algorithm >= RDT_ALGORITHM_COUNT)
-    return rdt_fail(RDT_ERR_INVALID, "%d is not an algorithm", (int)call->algorithm);
-  if (call->kind == RDT_BARRIER) return RDT_OK;
-  if (rdt_dtype_size(call->dtype) == 0)
-    return rdt_fail(RDT_ERR_INVALID, "%d is not a type of elements", (int)call->dtype);
-  if (is_reduction(call->kind)) {
-    rdt_status status = rdt_group_reduce_check(call->dtype, call->op);
-    if (status != RDT_OK) return status;
-  }
-  const bool divided =
-      call->kind == RDT_REDUCE_SCATTER || call->kind == RDT_ALL_TO_ALL || call->kind == RDT_SCATTER;
-  if (divided && !call->counts && call->count % group->size)
-    return rdt_fail(RDT_ERR_INVALID, "%llu elements cannot be divided among %u members",
-                    (unsigned long long)call->count, group->size);
-  rdt_status status = check_members(group, call);
-  if (status == RDT_OK) status = check_counts(group, call);
-  if (status != RDT_OK) return status;
-  return check_buffers(group, call);
-}
-
-rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collective *call) {
-  if (!group || !call) return rdt_fail(RDT_ERR_INVALID, "group and collective must not be NULL");
-  rdt_status status = rdt_device_check(group->device);
-  return status == RDT_OK ? check_call(group, call) : status;
 }
 
 static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *call,
                                   size_t element) {
   rdt_algorithm algorithm = call->algorithm;
-  if (call->kind == RDT_BARRIER || is_pair(call->kind)) return RDT_ALGORITHM_AUTO;
+  if (call->kind == RDT_BARRIER || rdt_group_call_is_pair(call->kind)) return RDT_ALGORITHM_AUTO;
   if (algorithm == RDT_ALGORITHM_AUTO) algorithm = group->forced;
   if (algorithm != RDT_ALGORITHM_AUTO) return algorithm;
   return rdt_trees_choose(group->trees, &group->costs, call->kind, call->root,
@@ -370,7 +32,7 @@ static rdt_algorithm algorithm_of(const rdt_group *group, const rdt_collective *
 /* Returns the elements of all parts, which all members know. */
 static uint64_t total_of(const rdt_group *group, const rdt_collective *call) {
   if (!call->counts) return call->count;
-  return call->kind == RDT_ALL_TO_ALL ? 0 : sum_of(call->counts, group->size);
+  return call->kind == RDT_ALL_TO_ALL ? 0 : rdt_group_call_sum(call->counts, group->size);
 }
 
 static rdt_schedule_request request_of(const rdt_group *group, const rdt_collective *call,
@@ -384,8 +46,8 @@ static rdt_schedule_request request_of(const rdt_group *group, const rdt_collect
     return request;
   request.kind = call->kind;
   request.algorithm = algorithm;
-  request.root = has_root(call->kind) ? call->root : 0;
-  request.count = call->receive_counts ? input_count(group, call) : call->count;
+  request.root = rdt_group_call_has_root(call->kind) ? call->root : 0;
+  request.count = call->receive_counts ? rdt_group_call_input(group, call) : call->count;
   uint64_t chunk = group->chunk;
   if (algorithm == RDT_ALGORITHM_TREES &&
       rdt_trees_serve(group->trees, request.kind, request.root)) {
@@ -394,7 +56,7 @@ static rdt_schedule_request request_of(const rdt_group *group, const rdt_collect
                             call->count * element);
   }
   request.chunk = chunk ? (chunk + element - 1) / element : 0;
-  request.input_is_output = in_place(group, call, element);
+  request.input_is_output = rdt_group_call_in_place(group, call, element);
   return request;
 }
 
@@ -476,7 +138,7 @@ static void begin_steps(rdt_group_operation *operation) {
 static uint64_t more_of(const rdt_group *group, const rdt_collective *call) {
   if (call->receive_counts) return 1; /* each member knows its own */
   if (call->counts) return rdt_group_agreement_hash(call->counts, group->size * sizeof(uint64_t));
-  if (is_reduction(call->kind) && call->op == RDT_SCALED_SUM)
+  if (rdt_group_call_reduces(call->kind) && call->op == RDT_SCALED_SUM)
     return rdt_group_agreement_hash(&call->factor, sizeof(call->factor));
   return 0;
 }
@@ -492,11 +154,11 @@ static rdt_status begin(rdt_group_operation *operation, const rdt_collective *ca
   rdt_group *group = operation->group;
   operation->shape =
       (rdt_group_shape){.kind = (uint8_t)call->kind, .algorithm = (uint8_t)algorithm};
-  if (is_pair(call->kind)) operation->shape.kind = RDT_SEND;
+  if (rdt_group_call_is_pair(call->kind)) operation->shape.kind = RDT_SEND;
   if (call->kind != RDT_BARRIER) {
     operation->shape.dtype = (uint8_t)call->dtype;
-    operation->shape.reduction = is_reduction(call->kind) ? (uint8_t)call->op : 0;
-    operation->shape.root = has_root(call->kind) ? (uint16_t)call->root : 0;
+    operation->shape.reduction = rdt_group_call_reduces(call->kind) ? (uint8_t)call->op : 0;
+    operation->shape.root = rdt_group_call_has_root(call->kind) ? (uint16_t)call->root : 0;
     if (algorithm == RDT_ALGORITHM_TREES && group->trees)
       operation->shape.trees = (uint16_t)(group->trees->hash | 1);
     operation->shape.count = total_of(group, call);
@@ -506,7 +168,7 @@ static rdt_status begin(rdt_group_operation *operation, const rdt_collective *ca
   operation->factor = factor_of(group, call);
   operation->input = call->input;
   operation->output = call->output;
-  if (input_count(group, call) == 0) operation->input = operation->output;
+  if (rdt_group_call_input(group, call) == 0) operation->input = operation->output;
   operation->deadline = rdt_deadline_after(call->timeout_ms);
   operation->grace = 0;
   /* The first advance looks at everything. */
@@ -532,7 +194,7 @@ static rdt_group_driver driver_of(const rdt_group_operation *operation, rdt_done
 }
 
 static void number(rdt_group *group, const rdt_collective *call, uint64_t tag[2]) {
-  if (is_pair(call->kind)) {
+  if (rdt_group_call_is_pair(call->kind)) {
     rdt_group_pair_number(group, call, tag);
     return;
   }
@@ -565,14 +227,15 @@ static rdt_status enter(rdt_group *group, const rdt_collective *call, const uint
                         rdt_group_operation **operation_out) {
   if (group->closing) return rdt_fail(RDT_ERR_CANCELLED, "group %s is being closed", group->name);
   if (group->aborted != RDT_OK) return rdt_fail(group->aborted, "%s", group->abort_text);
-  if (is_pair(call->kind) && group->regrets) return fail_regretted(group);
-  rdt_group_operation *operation = is_pair(call->kind) ? enter_pair(group, call, tag)
-                                                       : rdt_group_operation_find(group, tag, true);
+  if (rdt_group_call_is_pair(call->kind) && group->regrets) return fail_regretted(group);
+  rdt_group_operation *operation = rdt_group_call_is_pair(call->kind)
+                                       ? enter_pair(group, call, tag)
+                                       : rdt_group_operation_find(group, tag, true);
   if (!operation) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left for an operation");
   if (operation->started)
     return rdt_fail(RDT_ERR_INVALID, "an operation with the tag %#llx, %#llx is under way",
                     (unsigned long long)tag[0], (unsigned long long)tag[1]);
-  operation->handle = is_pair(call->kind) ? call->tag[1] : 0;
+  operation->handle = rdt_group_call_is_pair(call->kind) ? call->tag[1] : 0;
   *operation_out = operation;
   return group->regrets ? fail_regretted(group) : RDT_OK;
 }
@@ -587,7 +250,7 @@ static rdt_status set_up(rdt_group *group, const rdt_collective *call,
   operation->scratch = NULL;
   operation->partner = RDT_GROUP_EVERYBODY;
   rdt_status status = RDT_OK;
-  if (is_pair(call->kind)) {
+  if (rdt_group_call_is_pair(call->kind)) {
     operation->program = pair_program(operation, call);
   } else {
     status = add_parts(operation, call, &request);
@@ -662,8 +325,8 @@ rdt_status rdt_group_operation_start(rdt_group *group, const rdt_collective *cal
   } else if (operation) {
     rdt_group_program_release(operation->program);
     operation->program = NULL;
-    memcpy(tag, operation->tag, sizeof(tag));       /* a receive may have that of a send */
-    if (is_pair(call->kind) && !operation->inbox) { /* nobody knows it */
+    memcpy(tag, operation->tag, sizeof(tag)); /* a receive may have that of a send */
+    if (rdt_group_call_is_pair(call->kind) && !operation->inbox) { /* nobody knows it */
       rdt_group_operation_forget(operation);
       operation = NULL;
     }

@@ -97,7 +97,7 @@ void rdt_group_part_push(rdt_group *group, uint32_t peer, rdt_group_part *part, 
  * because the operation has failed, or will when the part comes back whose write failed. */
 void rdt_group_pushes_end(rdt_group_operation *operation);
 
-/* operation.c */
+/* table.c */
 
 /* Finds the operation with this tag and, with `enter`, creates it if there is none. Returns NULL
  * if there are too many, or no memory. Call it under group->lock. */
@@ -115,12 +115,6 @@ rdt_group_part *rdt_group_operation_forget(rdt_group_operation *operation);
 void rdt_group_operations_drop_early(rdt_group *group);
 /* Gives an operation in the table another tag. Call it under group->lock. */
 void rdt_group_operation_rename(rdt_group_operation *operation, const uint64_t tag[2]);
-/* Checks a call. Returns RDT_ERR_INVALID with the reason, or why the device or group no longer
- * works. */
-rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collective *call);
-/* Sets an operation up for a checked call. The calling thread drives it first. */
-rdt_status rdt_group_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
-                                     void *context, rdt_group_operation **operation);
 /* Takes an ended operation out of the table, for reuse. */
 void rdt_group_operation_retire(rdt_group_operation *operation);
 /* Counts the operation as over. Closing the group waits for that. */
@@ -128,13 +122,35 @@ void rdt_group_operation_over(rdt_group *group);
 bool rdt_group_tag_finished(const rdt_group *group, const uint64_t tag[2]);
 /* Returns true if it finished without an error. */
 bool rdt_group_tag_completed(const rdt_group *group, const uint64_t tag[2]);
+void rdt_group_operation_free(rdt_group_operation *operation);
+void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts);
+
+/* call.c */
+
+/* Checks a call. Returns RDT_ERR_INVALID with the reason, or why the device or group no longer
+ * works. The other functions need a checked call. */
+rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collective *call);
+bool rdt_group_call_reduces(rdt_collective_kind kind);
+bool rdt_group_call_is_pair(rdt_collective_kind kind);
+bool rdt_group_call_has_root(rdt_collective_kind kind);
+/* Return the elements that this member reads and writes. */
+uint64_t rdt_group_call_input(const rdt_group *group, const rdt_collective *call);
+uint64_t rdt_group_call_output(const rdt_group *group, const rdt_collective *call);
+/* Returns true if the input is already in its place in the output. */
+bool rdt_group_call_in_place(const rdt_group *group, const rdt_collective *call, size_t element);
+/* Returns the sum, or UINT64_MAX if it is not below that. */
+uint64_t rdt_group_call_sum(const uint64_t *counts, uint32_t size);
+
+/* operation.c */
+
+/* Sets an operation up for a checked call. The calling thread drives it first. */
+rdt_status rdt_group_operation_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,
+                                     void *context, rdt_group_operation **operation);
 /* Returns true if one of our APIs counted it: callers may use tags of their own again. */
 bool rdt_group_tag_counted(const uint64_t tag[2]);
 /* Fails an operation at all members, whether it runs here or has not started here. */
 void rdt_group_operation_abort(rdt_group *group, const uint64_t tag[2], rdt_status status,
                                const char *text);
-void rdt_group_operation_free(rdt_group_operation *operation);
-void rdt_group_operation_drop_parts(rdt_group *group, rdt_group_part *parts);
 
 /* pairs.c: sends and receives. Call all but the first under group->lock. */
 
