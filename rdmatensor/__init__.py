@@ -20,6 +20,7 @@ _HOMES = {
     "_api.checksum": "crc32c",
     "_api.collective": "Algorithm Kind Op Tree",
     "_api.dlpack": "MemoryKind",
+    "_api.group_calls": "Operation",
     "_api.library": "__version__",
     "_api.region": "Access Region RemoteRegion",
     "_api.remote": "Capability RemoteDevice",
@@ -29,7 +30,7 @@ _HOMES = {
         "Cancelled Closed ConnectionFailure ConnectionLost ConnectionRefused DataCorrupted DeadlineExceeded "
         "DeviceError RdmaError RegionError Unsupported UsageError"
     ),
-    "group": "Group GroupInfo Operation",
+    "group": "Group GroupInfo",
     "store": "Arrival Member Pulled Store",
 }
 __all__ = sorted(" ".join(_HOMES.values()).split())

@@ -12,6 +12,7 @@ from ._api.collective import Kind as Kind
 from ._api.collective import Op as Op
 from ._api.collective import Tree as Tree
 from ._api.dlpack import MemoryKind as MemoryKind
+from ._api.group_calls import Operation as Operation
 from ._api.library import __version__ as __version__
 from ._api.region import Access as Access
 from ._api.region import Region as Region
@@ -37,7 +38,6 @@ from .errors import Unsupported as Unsupported
 from .errors import UsageError as UsageError
 from .group import Group as Group
 from .group import GroupInfo as GroupInfo
-from .group import Operation as Operation
 from .store import Arrival as Arrival
 from .store import Member as Member
 from .store import Pulled as Pulled

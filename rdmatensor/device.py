@@ -420,7 +420,7 @@ class Device:
         for remote in [*self._remotes.values(), *self._closing_remotes]:
             remote._forget()
         for group in self._groups:
-            group._forget()
+            group._calls.forget()
         for store in self._stores:
             store._forget()
         for region in self._regions:

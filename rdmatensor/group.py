@@ -3,49 +3,35 @@
 
 from __future__ import annotations
 
-import math
-import threading
-import time
-from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ._api import buffers
 from ._api.arguments import c_text, whole
-from ._api.buffers import Array, Shape, SupportsDLPack, from_buffer, shared
+from ._api.buffers import Array, Shape, SupportsDLPack
 from ._api.collective import (
     ALGORITHMS,
-    BYTES,
     KINDS,
-    TAG_STARTED,
     Algorithm,
     Kind,
     Op,
-    Parts,
     Tree,
     checked_member,
     checked_tag,
     failure,
     join_options,
-    known,
-    new_call,
     number,
-    operation_error,
     parts_of,
-    result_of,
-    set_parts,
     tree_rows,
-    unusable,
 )
-from ._api.copies import Copies, CopyBack
 from ._api.event_loop import awaitable
-from ._api.transfer import Transfer, drop_complete
+from ._api.group_calls import GroupCalls, Operation
 from ._api.wait import milliseconds
 from ._ffi import ffi, lib
-from .errors import Closed, UsageError, _text, check
+from .errors import UsageError, _text, check
 
 if TYPE_CHECKING:
     from .device import Device
@@ -71,47 +57,6 @@ class GroupInfo(NamedTuple):
     operations: dict[str, int]
     bytes: dict[str, int]
     copies: int
-
-
-class Operation(Transfer):
-    """An operation that Group.start began: a Transfer whose result is the array that it writes.
-
-    Do not touch the arrays until it is complete. The group keeps them alive. Any thread may use it.
-    """
-
-    __slots__ = ("_group", "_out", "_report", "_tag")
-    _failure = staticmethod(operation_error)
-
-    def __init__(
-        self,
-        group: Group,
-        handle: Any,
-        keep: Any,
-        tag: tuple[int, int],
-        out: Any,
-        report: Any,
-        back: CopyBack | None,
-    ) -> None:
-        super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep, back)
-        self._group = group
-        self._tag = tag
-        self._out: Array = out
-        self._report = report
-
-    @property
-    def source(self) -> int | None:
-        """The rank of the member that sent what a receive has received; None if it is not complete."""
-        return int(self._report.last) if self._report is not None and self.done() else None
-
-    def result(self, timeout: float | None = None) -> Array:
-        """Wait as wait() does, and return the array that the operation has written."""
-        self.wait(timeout)
-        return self._out
-
-    def cancel(self) -> None:
-        """End the operation with Cancelled, here and at the other members, unless it is complete."""
-        if not self.done():
-            self._group._cancel(self._tag)
 
 
 class Group:
@@ -174,17 +119,7 @@ class Group:
         self.size = size
         self.name = name
         self._device = device
-        self._lock = threading.Lock()
-        # Prepared calls for reuse, by what they have in common. Each holds the handle. Calls that were
-        # made and are not in these lists are running.
-        self._slots: dict[_Key, list[_Slot]] = {}
-        self._made = 0
-        # Started operations so far: those that are matched by their order, and messages, which are not.
-        self._started = self._messages = 0
-        self._copies = Copies()
-        # Operations whose arrays C still uses, oldest first.
-        self._pending: deque[Operation] = deque()
-        self._handle: Any = handle
+        self._calls = GroupCalls(device, handle, rank, size, repr(self))
         device._groups.add(self)
 
     @classmethod
@@ -221,7 +156,7 @@ class Group:
         with self._device._call():
             limit = milliseconds(timeout)
             status = lib.rdt_group_split(
-                self._need_handle(), text, ffi.new("uint32_t[]", numbers), len(numbers), limit, out
+                self._calls.handle(), text, ffi.new("uint32_t[]", numbers), len(numbers), limit, out
             )
             if status:
                 raise failure(status)
@@ -239,9 +174,17 @@ class Group:
         factor: float | None = None,
     ) -> Array:
         """Combine all members' arrays by `op`, element by element, with the same bits at each member."""
-        same = cast("Array", array)
-        result: Array = same if out is array else self._result("all_reduce", array, out)
-        self._run("all_reduce", array, result, op, algorithm, 0, timeout, tag, detail, None, factor)
+        result: Array = self._calls.run(
+            "all_reduce",
+            array,
+            out,
+            timeout,
+            tag,
+            detail,
+            op=op,
+            algorithm=algorithm,
+            factor=factor,
+        )
         return result
 
     def reduce_scatter(
@@ -258,9 +201,17 @@ class Group:
     ) -> Array:
         """Return part `rank` of what all_reduce gives, cut into `size` parts along the first axis."""
         parts = parts_of("reduce_scatter", counts, None, self.size)
-        result: Array = self._result("reduce_scatter", array, out, parts)
-        self._run(
-            "reduce_scatter", array, result, op, algorithm, 0, timeout, tag, detail, parts, factor
+        result: Array = self._calls.run(
+            "reduce_scatter",
+            array,
+            out,
+            timeout,
+            tag,
+            detail,
+            op=op,
+            algorithm=algorithm,
+            parts=parts,
+            factor=factor,
         )
         return result
 
@@ -279,8 +230,9 @@ class Group:
         `array` may be this member's part of `out`.
         """
         parts = parts_of("all_gather", counts, None, self.size)
-        result: Array = self._result("all_gather", array, out, parts)
-        self._run("all_gather", array, result, "sum", algorithm, 0, timeout, tag, detail, parts)
+        result: Array = self._calls.run(
+            "all_gather", array, out, timeout, tag, detail, algorithm=algorithm, parts=parts
+        )
         return result
 
     def broadcast(
@@ -293,8 +245,10 @@ class Group:
         detail: str | None = None,
     ) -> Array:
         """Copy rank `root`'s `array` into the `array` of all other members, and return it."""
-        self._run("broadcast", array, array, "sum", algorithm, root, timeout, tag, detail)
-        return cast("Array", array)
+        result: Array = self._calls.run(
+            "broadcast", array, array, timeout, tag, detail, algorithm=algorithm, root=root
+        )
+        return result
 
     def all_to_all(
         self,
@@ -309,12 +263,13 @@ class Group:
     ) -> Array:
         """Join part `rank` of every member's array, in the order of their ranks.
 
-        Arrays are cut as in reduce_scatter. `out` must not be `array`. With unequal parts, `counts` has what
-        this member sends to each, and `receive_counts` what it receives from each.
+        Arrays are cut as in reduce_scatter. With unequal parts, `counts` has what this member sends to each,
+        and `receive_counts` what it receives from each; `out` must not be `array` then.
         """
         parts = parts_of("all_to_all", counts, receive_counts, self.size)
-        result: Array = self._result("all_to_all", array, out, parts)
-        self._run("all_to_all", array, result, "sum", algorithm, 0, timeout, tag, detail, parts)
+        result: Array = self._calls.run(
+            "all_to_all", array, out, timeout, tag, detail, algorithm=algorithm, parts=parts
+        )
         return result
 
     def gather(
@@ -329,8 +284,9 @@ class Group:
     ) -> Array | None:
         """Join all members' arrays as all_gather does, at rank `root`. The others return None."""
         parts = parts_of("gather", counts, None, self.size)
-        result: Array | None = self._result("gather", array, out, parts, root)
-        self._run("gather", array, result, "sum", "auto", root, timeout, tag, detail, parts)
+        result: Array | None = self._calls.run(
+            "gather", array, out, timeout, tag, detail, root=root, parts=parts
+        )
         return result
 
     def scatter(
@@ -348,9 +304,9 @@ class Group:
         The others pass `out`, and their `array` is not used. At the root, `out` may be its part of `array`.
         """
         parts = parts_of("scatter", counts, None, self.size)
-        given = array if self.rank == root else None
-        result: Array = self._result("scatter", given, out, parts, root)
-        self._run("scatter", given, result, "sum", "auto", root, timeout, tag, detail, parts)
+        result: Array = self._calls.run(
+            "scatter", array, out, timeout, tag, detail, root=root, parts=parts
+        )
         return result
 
     def reduce(
@@ -366,8 +322,18 @@ class Group:
         factor: float | None = None,
     ) -> Array | None:
         """Combine all members' arrays as all_reduce does, at rank `root`. The others return None."""
-        result: Array | None = self._result("reduce", array, out, None, root)
-        self._run("reduce", array, result, op, algorithm, root, timeout, tag, detail, None, factor)
+        result: Array | None = self._calls.run(
+            "reduce",
+            array,
+            out,
+            timeout,
+            tag,
+            detail,
+            op=op,
+            algorithm=algorithm,
+            root=root,
+            factor=factor,
+        )
         return result
 
     def send(
@@ -383,8 +349,8 @@ class Group:
         What one member sends to another with one tag, from 0 to 2**63 - 1, is received in the order in which
         it was sent. A short array may have been sent before it is received.
         """
-        to = checked_member("to", to)
-        self._run("send", array, None, "sum", "auto", to, timeout, tag, detail)
+        root = checked_member("to", to)
+        self._calls.run("send", array, None, timeout, tag, detail, root=root)
 
     def receive(
         self,
@@ -399,14 +365,14 @@ class Group:
         Without a source, take what any member sent first.
         """
         root, report = checked_member("source", source), ffi.new("rdt_collective_report *")
-        self._run("receive", None, array, "sum", "auto", root, timeout, tag, detail, report=report)
+        self._calls.run("receive", array, None, timeout, tag, detail, root=root, report=report)
         return int(report.last)
 
     def barrier(
         self, timeout: float | None = None, tag: int | None = None, detail: str | None = None
     ) -> None:
         """Return when every member has called it."""
-        self._run("barrier", _NOTHING, _NOTHING, "sum", "auto", 0, timeout, tag, detail)
+        self._calls.run("barrier", None, None, timeout, tag, detail)
 
     def start(
         self,
@@ -430,62 +396,26 @@ class Group:
         member starts them; other calls in between do not matter. In a "send", `root` is the rank that
         receives; in a "receive", the one that sends (None: any), and `array` is filled.
         """
-        parts = parts_of(kind, counts, receive_counts, self.size)
-        root = checked_member("root", root)
-        pair = kind in _PAIRS
-        if kind == "barrier":
-            array = out = _NOTHING
-        elif array is None and kind != "scatter":
-            raise UsageError(f"{kind} needs an array")
-        elif pair:
-            array, out = (array, None) if kind == "send" else (None, array)
-        elif kind == "scatter" and self.rank != root:
-            array, out = None, self._result(kind, None, out, parts, root)
-        elif out is not array or kind in ("gather", "reduce"):
-            out = array if kind == "broadcast" else self._result(kind, array, out, parts, root)
-        source, into, back = self._copies.pair(*_arrays(array, out))
-        row = _row_of(source if source is not None else into)
-        given, source, into, detail, unit = known(kind, source, into, detail)
-        call = new_call(kind, given, op, algorithm, root)
-        try:
-            call.output = target = ffi.NULL if into is None else from_buffer(BYTES, into, True)
-            call.input = local = ffi.NULL if source is None else from_buffer(BYTES, source)
-        except (BufferError, TypeError, ValueError) as error:
-            raise unusable(source, into, error) from None
-        call.count = given.size
-        keep = self._set_more(call, kind, source, parts, row * unit, factor)
-        call.timeout_ms = milliseconds(timeout)
-        call.detail = text = ffi.NULL if detail is None else c_text("detail", detail)
-        if kind == "receive":
-            call.report = report = ffi.new("rdt_collective_report *")
-        else:
-            report = None
-        transfer = ffi.new("rdt_transfer **")
-        with self._lock:
-            if pair:
-                self._messages += 1
-                halves = checked_tag(tag or 0)[0], _PAIR | self._messages
-            elif tag is None:
-                self._started += 1
-                halves = self._started, TAG_STARTED
-            else:
-                halves = checked_tag(tag)
-            call.tag = halves
-            status = lib.rdt_group_submit(self._need_handle(), call, transfer)
-            if status < 0:
-                raise failure(status)
-            del text, keep  # C has copied them
-            operation = Operation(self, transfer[0], (local, target), halves, out, report, back)
-            self._pending.append(operation)
-        drop_complete(self._pending)
-        return operation
+        return self._calls.start(
+            kind,
+            array,
+            out,
+            timeout,
+            tag,
+            detail,
+            op=op,
+            algorithm=algorithm,
+            root=checked_member("root", root),
+            parts=parts_of(kind, counts, receive_counts, self.size),
+            factor=factor,
+        )
 
     def cancel(self, tag: int | None = None) -> None:
         """End the operation with this tag with Cancelled, here and at the other members.
 
         If the operation is called later, it ends then. None ends all operations that are running here.
         """
-        self._cancel(None if tag is None else checked_tag(tag))
+        self._calls.cancel(None if tag is None else checked_tag(tag))
 
     def empty(self, shape: Shape, dtype: npt.DTypeLike = np.float32) -> Array:
         """Return a zero-filled array that moves without a copy.
@@ -502,9 +432,9 @@ class Group:
         """Return the algorithm that "auto" takes for operations of this kind with `nbytes` of input."""
         out = ffi.new("rdt_algorithm *")
         nbytes = whole("nbytes", nbytes)
-        with self._lock:
+        with self._calls.lock:
             check(
-                lib.rdt_group_choose(self._need_handle(), number("kind", kind, KINDS), nbytes, out)
+                lib.rdt_group_choose(self._calls.handle(), number("kind", kind, KINDS), nbytes, out)
             )
         return _text(lib.rdt_algorithm_name(out[0]))
 
@@ -530,7 +460,7 @@ class Group:
                 f"pair_ns has {len(pair_ns)} numbers: a group of {self.size} needs {self.size**2}"
             )
         limit = milliseconds(timeout)
-        status = lib.rdt_group_use_trees(self._need_handle(), rows, len(trees), costs, limit)
+        status = lib.rdt_group_use_trees(self._calls.handle(), rows, len(trees), costs, limit)
         del keep
         if status:
             raise failure(status)
@@ -539,8 +469,8 @@ class Group:
     def info(self) -> GroupInfo:
         """Costs and counters. Raises Closed once the group is closed."""
         info = ffi.new("rdt_group_info *")
-        with self._lock:
-            check(lib.rdt_group_get_info(self._need_handle(), info))
+        with self._calls.lock:
+            check(lib.rdt_group_get_info(self._calls.handle(), info))
             name = _text(info.name)
         names = ["", *list(ALGORITHMS)[1:]]
         return GroupInfo(
@@ -553,35 +483,18 @@ class Group:
             float(info.reduce_byte_ns),
             dict(zip(names, info.operations, strict=True)),
             dict(zip(names, info.bytes, strict=True)),
-            int(info.copies) + self._copies.nbytes,
+            int(info.copies) + self._calls.copies.nbytes,
         )
 
     @property
     def closed(self) -> bool:
         """Whether the group is closed."""
-        return self._handle is None
-
-    def _abort(self, text: str) -> None:
-        """End the group at every member: what runs or starts later raises ConnectionLost with this text."""
-        with self._lock:
-            if self._handle is not None:
-                check(lib.rdt_group_abort(self._handle, lib.RDT_ERR_CONNECTION_LOST, text.encode()))
+        return self._calls.closed
 
     def close(self) -> None:
         """End running operations with Cancelled, here and at the other members. May be called again."""
-        with self._lock:
-            handle, self._handle = self._handle, None
-            slots, self._slots = self._slots, {}
-        if handle is None:
-            return
-        # Calls of other threads use the handle, or are about to.
-        end = time.monotonic() + _LONGEST_END
-        while self._made > sum(map(len, slots.values())) and time.monotonic() < end:
-            lib.rdt_group_cancel(handle, ffi.NULL)
-            time.sleep(0.001)
-        lib.rdt_group_close(handle)
-        self._pending.clear()
-        self._device._groups.discard(self)
+        if self._calls.close():
+            self._device._groups.discard(self)
 
     def __enter__(self) -> Group:
         return self
@@ -591,142 +504,3 @@ class Group:
 
     def __repr__(self) -> str:
         return f"<Group {self.name!r}, rank {self.rank} of {self.size}>"
-
-    def _result(
-        self, kind: str, array: Any, out: Any, parts: Parts | None = None, root: int | None = None
-    ) -> Any:
-        """Return where this member's result goes; None if it has none."""
-        if kind in ("gather", "reduce") and self.rank != root:
-            return None
-        return result_of(kind, array, out, self.size, parts, self.rank)
-
-    def _run(
-        self,
-        kind: str,
-        array: Array | SupportsDLPack | None,
-        out: Array | SupportsDLPack | None,
-        op: str,
-        algorithm: str,
-        root: int,
-        timeout: float | None,
-        tag: int | None,
-        detail: str | None,
-        parts: Parts | None = None,
-        factor: float | None = None,
-        report: Any = None,
-    ) -> None:
-        source, into, back = self._copies.pair(*_arrays(array, out))
-        given = whole_array = source if source is not None else into
-        unit = 1
-        try:
-            free = self._slots[kind, given.dtype, op, algorithm, root]
-            slot = free.pop()
-        except (AttributeError, IndexError, KeyError, TypeError):
-            given, source, into, detail, unit = known(kind, source, into, detail)
-            free, slot = self._new_slot(kind, given, op, algorithm, root)
-        handle, call = slot
-        count = given.size
-        special = parts is not None or factor is not None or op == "scaled_sum" or source is None
-        try:
-            try:
-                target = ffi.NULL if into is None else from_buffer(BYTES, into, True)
-                if source is into:
-                    local = target
-                else:
-                    local = ffi.NULL if source is None else from_buffer(BYTES, source)
-            except (BufferError, TypeError, ValueError) as error:
-                raise unusable(source, into, error) from None
-            if special:
-                call.count = count
-                row = _row_of(whole_array) * unit
-                keep = self._set_more(call, kind, source, parts, row, factor)  # noqa: F841
-                call.report = ffi.NULL if report is None else report
-                count = call.count
-            if timeout is not None:
-                call.timeout_ms = milliseconds(timeout)
-            if tag is not None:
-                call.tag = (checked_tag(tag)[0], 0) if kind in _PAIRS else checked_tag(tag)
-            if detail is not None:
-                call.detail = text = c_text("detail", detail)  # noqa: F841
-            status = _group_run(handle, call, local, target, count)
-            if status:
-                raise failure(status)
-            if back is not None:
-                back()
-        finally:
-            if timeout is not None or tag is not None:
-                call.timeout_ms, call.tag = lib.RDT_TIMEOUT_DEFAULT, (0, 0)
-            if detail is not None:
-                call.detail = ffi.NULL
-            if special:
-                call.counts = call.receive_counts = call.report = ffi.NULL
-            free.append(slot)
-
-    def _set_more(
-        self, call: Any, kind: str, array: Any, parts: Parts | None, row: int, factor: float | None
-    ) -> Any:
-        """Fill in what few operations have. Return what must live until C has copied it."""
-        if (factor is not None) != (call.op == lib.RDT_SCALED_SUM):
-            raise UsageError("a scaled_sum needs a factor, and nothing else has one")
-        call.factor = factor or 0.0
-        if kind == "scatter" and array is None:
-            call.count = call.count * self.size if parts is None else sum(parts.counts) * row
-        return None if parts is None else set_parts(call, parts, row)
-
-    def _new_slot(
-        self, kind: str, array: Array, op: str, algorithm: str, root: int
-    ) -> tuple[list[_Slot], _Slot]:
-        call = new_call(kind, array, op, algorithm, root)
-        with self._lock:
-            slot = self._need_handle(), call
-            free = self._slots.setdefault((kind, array.dtype, op, algorithm, root), [])
-            if free:  # of arrays whose bytes are moved
-                return free, free.pop()
-            self._made += 1
-            return free, slot
-
-    def _need_handle(self) -> Any:
-        if self._handle is None:
-            if self._device._forked:
-                raise UsageError(
-                    f"{self!r} was joined before fork: join one in this process", "FORKED"
-                )
-            raise Closed(f"{self!r} is closed")
-        return self._handle
-
-    def _cancel(self, tag: tuple[int, int] | None) -> None:
-        halves = ffi.NULL if tag is None else ffi.new("uint64_t[2]", tag)
-        with self._lock:
-            if self._handle is not None:
-                check(lib.rdt_group_cancel(self._handle, halves))
-
-    def _forget(self) -> None:
-        """Give up everything after fork: it belongs to the parent process."""
-        self._lock = threading.Lock()
-        self._handle, self._slots = None, {}
-        for operation in self._pending:
-            ffi.gc(operation._handle, None)
-
-
-def _arrays(array: Any, out: Any) -> tuple[Any, Any]:
-    """Return the memory of an operation's arrays, which may be tensors of another library."""
-    local = shared(array)
-    return local, local if out is array else shared(out)
-
-
-def _row_of(array: Any) -> int:
-    """Return the elements of each row of an array."""
-    return math.prod(array.shape[1:])
-
-
-# A call's handle and arguments; and the key of calls that can reuse them.
-_Slot = tuple[Any, Any]
-_Key = tuple[str, "np.dtype[Any]", str, str, int]
-
-_group_run = lib.rdt_python_run
-_NOTHING = np.empty(0, np.uint8)
-_PAIRS = ("send", "receive")
-_PAIR = (
-    1 << 62
-)  # in the second half of the tags of started sends and receives, which names them here
-_LONGEST_END = 5.0  # seconds in which cancelled calls of other threads return

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from .._api.group_calls import Operation
 from ..errors import RdmaError
-from ..group import Group, Operation
+from ..group import Group
 from . import profiling
 from .arrays import Finish
 from .work import FutureQueue, Work, failure
@@ -119,7 +120,7 @@ class Calls:
 
     def abort(self, rank: int) -> None:
         """End everything at every member, in the name of `rank`."""
-        self.group._abort(f"rank {rank} has aborted {self._name}")
+        self.group._calls.abort(f"rank {rank} has aborted {self._name}")
 
     def start_coalescing(self) -> None:
         """Start every operation until end_coalescing() without waiting for it."""

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
+from .._api.group_calls import Operation
 from ..errors import DeadlineExceeded, RdmaError
-from ..group import Operation
 from . import profiling
 from .arrays import Finish
 

@@ -117,6 +117,6 @@ def test_a_buffer_dropped_while_a_group_starts_an_operation(
     device, _ = pair
     with rdmatensor.Group(device, 0, 1, device.address) as group:
         result: list[bool] = []
-        group._pending.appendleft(Complete(Finalizer(lambda: group.info, result)))  # type: ignore[arg-type]
+        group._calls._pending.appendleft(Complete(Finalizer(lambda: group.info, result)))  # type: ignore[arg-type]
         array = np.ones(8, np.float32)
         run(lambda: group.start("all_reduce", array).wait(), result)

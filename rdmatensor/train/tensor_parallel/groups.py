@@ -70,7 +70,7 @@ class Groups(Division):
         except _LOSSES as error:
             for part in (self.inside, self.across):
                 if part is not self.run and part.group is not None:
-                    part.group._abort(
+                    part.group._calls.abort(
                         f"rank {self.run.rank} has stopped training: {_first_line(error)}"
                     )
             raise

@@ -66,7 +66,7 @@ def handle_of(device: Device, group: Group, timeout: float, left: Any = None) ->
     """
     places = {
         "device": int(ffi.cast("intptr_t", device._handle)),
-        "group": int(ffi.cast("intptr_t", group._handle)),
+        "group": int(ffi.cast("intptr_t", group._calls.handle())),
         "timeout_ms": milliseconds(timeout),
     }
     with tf.device("/CPU:0"):
