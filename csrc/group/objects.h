@@ -216,6 +216,7 @@ typedef struct rdt_group_operation {
 
   /* The driver's. */
   rdt_group_driver driver;
+  rdt_group_driver before; /* of one that a waiter drives */
   rdt_done_fn done;
   void *context;
   rdt_deadline deadline, grace;

@@ -26,10 +26,12 @@ struct rdt_transfer {
   atomic_int refs; /* the waiter's and the completion's */
   pthread_mutex_t lock;
   pthread_cond_t completed;
-  rdt_status status;    /* RDT_IN_PROGRESS until then */
-  rdt_event *watchers;  /* until then; each counts as one of the channel's sleepers */
-  rdt_channel *channel; /* NULL for an operation of a group */
-  char text[256];       /* why that operation failed */
+  rdt_status status;                 /* RDT_IN_PROGRESS until then */
+  rdt_event *watchers;               /* until then; each counts as one of the channel's sleepers */
+  rdt_channel *channel;              /* NULL for an operation of a group */
+  const rdt_transfer_driver *driver; /* NULL if no waiter may drive */
+  void *operation;
+  char text[256]; /* why that operation failed */
 };
 
 rdt_transfer *rdt_transfer_new(rdt_channel *channel) {
@@ -42,6 +44,12 @@ rdt_transfer *rdt_transfer_new(rdt_channel *channel) {
   transfer->channel = channel;
   if (channel) rdt_channel_ref(channel);
   return transfer;
+}
+
+void rdt_transfer_set_driver(rdt_transfer *transfer, const rdt_transfer_driver *driver,
+                             void *operation) {
+  transfer->driver = driver;
+  transfer->operation = operation;
 }
 
 void rdt_transfer_free(rdt_transfer *transfer) {
@@ -199,12 +207,26 @@ static void sleep_until_complete(rdt_transfer *transfer, rdt_deadline deadline) 
   end_sleep(transfer->channel);
 }
 
+/* The operation exists while the transfer is under way, which the lock keeps so until the operation is adopted. */
+static void drive(rdt_transfer *transfer, rdt_deadline deadline) {
+  if (!transfer->driver || rdt_on_progress_thread()) return;
+  pthread_mutex_lock(&transfer->lock);
+  const bool adopts =
+      transfer->status == RDT_IN_PROGRESS && transfer->driver->adopt(transfer->operation, transfer);
+  pthread_mutex_unlock(&transfer->lock);
+  if (adopts) transfer->driver->drive(transfer->operation, deadline);
+}
+
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
   bool polls = may_poll(transfer);
   bool complete = is_complete(transfer);
   if (!complete && polls) complete = timeout_ms == 0 ? look(transfer) : poll_for_a_while(transfer);
-  if (!complete && timeout_ms != 0) sleep_until_complete(transfer, rdt_deadline_after(timeout_ms));
+  if (!complete && timeout_ms != 0) {
+    const rdt_deadline deadline = rdt_deadline_after(timeout_ms);
+    drive(transfer, deadline);
+    sleep_until_complete(transfer, deadline);
+  }
   rdt_status status = current(transfer);
   if (status == RDT_IN_PROGRESS && timeout_ms != 0)
     return rdt_fail(RDT_ERR_DEADLINE, "the transfer did not complete within the deadline");

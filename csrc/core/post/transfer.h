@@ -8,6 +8,15 @@
  * hold it, and each calls rdt_transfer_free. `channel` is NULL for an operation of a group; then
  * an error keeps its text. Returns NULL if there is no memory. */
 rdt_transfer *rdt_transfer_new(rdt_channel *channel);
+/* Lets a thread that waits drive what the transfer waits for. `adopt` returns false if it can't, `drive` returns when it
+ * is over or at `until`. */
+typedef struct rdt_transfer_driver {
+  bool (*adopt)(void *operation, const rdt_transfer *transfer);
+  void (*drive)(void *operation, rdt_deadline until);
+} rdt_transfer_driver;
+/* `operation` need not exist any more once the transfer is complete. Call it before anybody else has the transfer. */
+void rdt_transfer_set_driver(rdt_transfer *transfer, const rdt_transfer_driver *driver,
+                             void *operation);
 /* Gives up both holds, if the completion will never come. */
 void rdt_transfer_drop(rdt_transfer *transfer);
 /* The `done` of transfers; its context is the transfer. */

@@ -23,6 +23,10 @@ void rdt_group_operation_fail(rdt_group_operation *operation, rdt_status status,
 /* Queues an operation for whoever drives it. */
 void rdt_group_ready_put(rdt_group_operation *operation);
 void rdt_group_ready_put_locked(rdt_groups *groups, rdt_group_operation *operation);
+/* Lets the calling thread drive the operation. Returns false if another thread does. Call it under group->lock. */
+bool rdt_group_ready_take(rdt_group_operation *operation);
+/* Only the driver may call it. */
+void rdt_group_operation_set_driver(rdt_group_operation *operation, rdt_group_driver driver);
 /* Keeps an operation that ended out of the queue. */
 void rdt_group_ready_drop(rdt_group_operation *operation);
 
@@ -237,6 +241,13 @@ bool rdt_group_checksum_verify(rdt_group_operation *operation, const rdt_group_m
 
 /* drivers.c */
 
+/* Counts an operation that is over, and takes it out of the table. Returns its status, which is the thread's last
+ * error. */
+rdt_status rdt_group_operation_conclude(rdt_group_operation *operation);
+/* Does the same for a started operation, and calls its `done`. */
+void rdt_group_operation_end(rdt_group_operation *operation);
+/* Leaves an operation to the threads of the device: when it has events, or at once. */
+void rdt_group_operation_put_aside(rdt_group_operation *operation, bool at_once);
 /* Runs a runner, whose argument is the device's rdt_groups. */
 void *rdt_group_run_runner(void *groups);
 void rdt_group_runners_stop(rdt_groups *groups);

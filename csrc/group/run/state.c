@@ -57,12 +57,39 @@ void rdt_group_ready_put(rdt_group_operation *operation) {
   pthread_mutex_unlock(&groups->ready_lock);
 }
 
+/* Takes an operation out of the middle of its queue. Call it under ready_lock. */
+static void unlink_ready(rdt_groups *groups, rdt_group_operation *operation) {
+  rdt_group_ready_queue *queue = queue_of(groups, operation);
+  rdt_group_operation **link = &queue->head;
+  while (*link != operation) link = &(*link)->next_ready;
+  *link = operation->next_ready;
+  if (!*link) queue->tail = link;
+  if (operation->driver != RDT_DRIVER_RUNNER) atomic_fetch_sub(&groups->light, 1);
+}
+
+bool rdt_group_ready_take(rdt_group_operation *operation) {
+  rdt_groups *groups = operation->group->groups;
+  pthread_mutex_lock(&groups->ready_lock);
+  const bool takes = operation->ready == RDT_READY_NOT || operation->ready == RDT_READY_QUEUED;
+  if (operation->ready == RDT_READY_QUEUED) unlink_ready(groups, operation);
+  if (takes) operation->ready = RDT_READY_DRIVEN;
+  pthread_mutex_unlock(&groups->ready_lock);
+  return takes;
+}
+
 void rdt_group_ready_drop(rdt_group_operation *operation) {
   rdt_groups *groups = operation->group->groups;
   if (operation->driver == RDT_DRIVER_CALLER) return;
   pthread_mutex_lock(&groups->ready_lock);
   operation->ready = RDT_READY_NOT;
   pthread_mutex_unlock(&groups->ready_lock);
+}
+
+void rdt_group_operation_set_driver(rdt_group_operation *operation, rdt_group_driver driver) {
+  pthread_mutex_lock(&operation->group->lock);
+  operation->driver = driver;
+  operation->needs_runner = false;
+  pthread_mutex_unlock(&operation->group->lock);
 }
 
 void rdt_group_operation_wake(rdt_group_operation *operation) {

@@ -187,6 +187,7 @@ void rdt_group_operation_retire(rdt_group_operation *operation) {
   rdt_group_program_release(operation->program);
   operation->program = NULL;
   rdt_group_ready_drop(operation);
+  operation->context = NULL; /* a waiter looks for its own */
   operation->next = group->free_operations;
   group->free_operations = operation;
   pthread_mutex_unlock(&group->lock);
