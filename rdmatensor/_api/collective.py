@@ -205,7 +205,7 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     call = ffi.new("rdt_collective *")
     call.struct_size = ffi.sizeof("rdt_collective")
     call.kind = number("kind", kind, KINDS)
-    call.dtype = _DTYPES[array.dtype.name]
+    call.dtype = _dtype_code(array)
     call.op = number("op", op, _OPS)
     call.algorithm = number("algorithm", algorithm, ALGORITHMS)
     call.timeout_ms = lib.RDT_TIMEOUT_DEFAULT

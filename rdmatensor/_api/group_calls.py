@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,7 +143,92 @@ class GroupCalls:
     ) -> Any:
         """Run an operation, and return its result, which is None where this member has none."""
         array, result = self._places(kind, array, out, root, parts)
-        source, into, back = self.copies.pair(*_shared(array, result))
+
+        def go(handle: Any, call: Any, local: Any, target: Any, count: int, back: Any) -> None:
+            status = _group_run(handle, call, local, target, count)
+            if status:
+                raise failure(status)
+            if back is not None:
+                back()
+
+        self._make(
+            go,
+            kind,
+            array,
+            result,
+            timeout,
+            tag,
+            detail,
+            op,
+            algorithm,
+            root,
+            parts,
+            factor,
+            report,
+        )
+        return result
+
+    def start(
+        self,
+        kind: str,
+        array: Any,
+        out: Any,
+        timeout: float | None,
+        tag: int | None,
+        detail: str | None,
+        *,
+        op: str,
+        algorithm: str,
+        root: int,
+        parts: Parts | None,
+        factor: float | None,
+    ) -> Operation:
+        """Start an operation. It keeps the arrays alive."""
+        array, out = self._places(kind, array, out, root, parts)
+        report = ffi.new("rdt_collective_report *") if kind == "receive" else None
+
+        def go(
+            _handle: Any, call: Any, local: Any, target: Any, count: int, back: Any
+        ) -> Operation:
+            call.input, call.output, call.count = local, target, count
+            transfer = ffi.new("rdt_transfer **")
+            with self.lock:
+                halves = self._number(kind, tag)
+                try:
+                    call.tag = halves
+                    status = lib.rdt_group_submit(self.handle(), call, transfer)
+                finally:
+                    call.tag = (0, 0)
+                if status < 0:
+                    raise failure(status)
+                operation = Operation(self, transfer[0], (local, target), halves, out, report, back)
+                self._pending.append(operation)
+            return operation
+
+        operation: Operation = self._make(
+            go, kind, array, out, timeout, None, detail, op, algorithm, root, parts, factor, report
+        )
+        drop_complete(self._pending)
+        return operation
+
+    def _make(
+        self,
+        go: Callable[..., Any],
+        kind: str,
+        array: Any,
+        out: Any,
+        timeout: float | None,
+        tag: int | None,
+        detail: str | None,
+        op: str,
+        algorithm: str,
+        root: int,
+        parts: Parts | None,
+        factor: float | None,
+        report: Any,
+    ) -> Any:
+        """Prepare a call, and return what `go` does with it. C has copied what it points to then."""
+        source, into, back = self.copies.pair(*_shared(array, out))
         given = whole_array = source if source is not None else into
         unit = 1
         try:
@@ -168,11 +254,7 @@ class GroupCalls:
                 call.tag = (checked_tag(tag)[0], 0) if kind in _PAIRS else checked_tag(tag)
             if detail is not None:
                 call.detail = text = c_text("detail", detail)  # noqa: F841
-            status = _group_run(handle, call, local, target, count)
-            if status:
-                raise failure(status)
-            if back is not None:
-                back()
+            return go(handle, call, local, target, count, back)
         finally:
             if timeout is not None or tag is not None:
                 call.timeout_ms, call.tag = lib.RDT_TIMEOUT_DEFAULT, (0, 0)
@@ -181,47 +263,6 @@ class GroupCalls:
             if special:
                 call.counts = call.receive_counts = call.report = ffi.NULL
             free.append(slot)
-        return result
-
-    def start(
-        self,
-        kind: str,
-        array: Any,
-        out: Any,
-        timeout: float | None,
-        tag: int | None,
-        detail: str | None,
-        *,
-        op: str,
-        algorithm: str,
-        root: int,
-        parts: Parts | None,
-        factor: float | None,
-    ) -> Operation:
-        """Start an operation. It keeps the arrays alive."""
-        array, out = self._places(kind, array, out, root, parts)
-        source, into, back = self.copies.pair(*_shared(array, out))
-        row = _row_of(source if source is not None else into)
-        given, source, into, detail, unit = known(kind, source, into, detail)
-        call = new_call(kind, given, op, algorithm, root)
-        call.input, call.output = memory = _memory(source, into)
-        call.count = given.size
-        keep = self._set_more(call, kind, source, parts, row * unit, factor)
-        call.timeout_ms = milliseconds(timeout)
-        call.detail = text = ffi.NULL if detail is None else c_text("detail", detail)
-        report = ffi.new("rdt_collective_report *") if kind == "receive" else None
-        call.report = ffi.NULL if report is None else report
-        transfer = ffi.new("rdt_transfer **")
-        with self.lock:
-            call.tag = halves = self._number(kind, tag)
-            status = lib.rdt_group_submit(self.handle(), call, transfer)
-            if status < 0:
-                raise failure(status)
-            del text, keep  # C has copied them
-            operation = Operation(self, transfer[0], memory, halves, out, report, back)
-            self._pending.append(operation)
-        drop_complete(self._pending)
-        return operation
 
     def cancel(self, tag: tuple[int, int] | None) -> None:
         """Cancel the operation with this tag, or all."""
