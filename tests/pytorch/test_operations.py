@@ -114,6 +114,20 @@ def test_messages(three: Ranks) -> None:
     )
 
 
+def test_equal_parts_whose_sizes_only_one_member_gives(three: Ranks) -> None:
+    three.run(
+        """
+        sizes = [2, 2, 2] if rank == 1 else None
+        out = torch.empty(6)
+        dist.all_to_all_single(out, 6.0 * rank + torch.arange(6.0), sizes, sizes)
+        assert out.tolist() == [6.0 * source + 2 * rank + each for source in range(3) for each in (0, 1)]
+        same = 6.0 * rank + torch.arange(6.0)
+        dist.all_to_all_single(same, same)
+        assert same.tolist() == out.tolist()
+        """
+    )
+
+
 def test_unequal_parts(three: Ranks) -> None:
     three.run(
         """
