@@ -46,11 +46,17 @@ def flat(tensor: torch.Tensor) -> Array:
     elif tensor.is_cpu:
         array = tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
     else:
-        raise RuntimeError(
-            f"the backend rdmatensor moves CPU tensors, and this one is on {tensor.device}: give other "
-            'devices a process group of their own, such as new_group(backend="nccl")'
-        )
+        raise no_backend(tensor.device.type)
     return array if array.ndim == 1 else array.reshape(-1)
+
+
+def no_backend(device: str) -> RuntimeError:
+    """Return the error for tensors on a type of device for which the program has named no backend."""
+    return RuntimeError(
+        f"the backend rdmatensor moves CPU tensors, and this one is on {device}: name the backend of other "
+        'devices too, such as init_process_group("cpu:rdmatensor,cuda:nccl"), or give them a process group '
+        'of their own, such as new_group(backend="nccl")'
+    )
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

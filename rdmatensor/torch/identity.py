@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from .arrays import no_backend
+from .devices import OtherDevices
+
 
 class Identity:
     """The names, the store and the devices of a process group."""
@@ -16,6 +19,7 @@ class Identity:
         self._store = store
         self._name = name
         self._description = ""
+        self._others: OtherDevices | None = None
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return the name of the backend."""
@@ -55,15 +59,32 @@ class Identity:
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(each) for each in ("cpu", *self._other_types())]
+
+    def _other_types(self) -> list[str]:
+        return [] if self._others is None else list(self._others.named(self))
+
+    def _other_groups(self) -> list[Any]:
+        return [] if self._others is None else self._others.made()
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Return the backend for a device. Raises RuntimeError for other devices than the CPU."""
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(
-                f"No backend type associated with device type {torch.device(device).type}"
-            )
-        return self
+        """Return the backend for a device. Raises RuntimeError if the program has named none for it.
+
+        Before torch has entered the process group, it is this one for all devices: others connect later.
+        """
+        kind = torch.device(device).type
+        if kind == "cpu" or (self._others is not None and not self._others.known(self)):
+            return self
+        return self._for_device(kind)._get_backend(torch.device(kind))
+
+    def _for_device(self, kind: str) -> Any:
+        """Return torch's process group for tensors of a device. Raises RuntimeError if there is none."""
+        if self._others is None:
+            raise no_backend(kind)
+        return self._others.group(self, kind)
+
+    def eager_connect_single_device(self, _device: torch.device) -> None:
+        """Do nothing: backends of other devices connect when they are first needed."""
 
     def get_group_store(self) -> Any:
         """Return the store in which the members met."""

@@ -44,6 +44,20 @@ def gather(outs: Tensors, tensor: torch.Tensor, size: int, root: int, rank: int)
     return Part("gather", arguments, lambda: spread(buffer, outs))
 
 
+def gather_single(
+    out: torch.Tensor, tensor: torch.Tensor, size: int, root: int, rank: int
+) -> Part:
+    """Return the operation that joins the tensors of all members in the `out` of the root."""
+    array = flat(dense(tensor))
+    if rank != root:
+        return Part("gather", {"array": array, "root": root})
+    what = "gather_single"
+    check_size(what, out, tensor.numel() * size)
+    check_dtype(what, out, tensor)
+    to, finish = target(out)
+    return Part("gather", {"array": array, "out": flat(to), "root": root}, finish)
+
+
 def scatter(out: torch.Tensor, given: Tensors, size: int, root: int, rank: int) -> Part:
     """Return the operation that copies tensor `i` of the root's `given` to `out` of rank `i`."""
     to, finish = target(out)

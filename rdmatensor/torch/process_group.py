@@ -17,9 +17,18 @@ from ..errors import RdmaError
 from ..group import Group
 from .arrays import dense, flat, target
 from .calls import Calls, Part
+from .devices import OtherDevices, device_of, routed
 from .identity import Identity, seconds
 from .monitor import monitored_barrier
-from .moves import all_gather, all_gather_list, all_to_all, all_to_all_list, gather, scatter
+from .moves import (
+    all_gather,
+    all_gather_list,
+    all_to_all,
+    all_to_all_list,
+    gather,
+    gather_single,
+    scatter,
+)
 from .options import check_parts, one, options, several
 from .reductions import all_reduce, reduce, reduce_scatter, reduce_scatter_list
 from .session import Session, join
@@ -31,15 +40,12 @@ Tensors: TypeAlias = Sequence[torch.Tensor]
 Given: TypeAlias = Tensors | torch.Tensor
 Nested: TypeAlias = Sequence[Tensors] | Tensors
 
-# torch 2.14 also takes backends in Python. It wraps what they return into objects that never say whether
-# they are complete, so this class is a whole process group there too.
 
-
-def create(given: Any, _options: Any = None) -> ProcessGroup:
+def create(given: Any, choices: Any = None) -> ProcessGroup:
     """Return the process group that torch.distributed asks for. Blocks until all members have joined."""
     ranks, world = list(given.global_ranks_in_group), dist.group.WORLD
     parent = world._get_backend(torch.device("cpu")) if ranks and world is not None else None
-    return ProcessGroup(
+    made = ProcessGroup(
         given.store,
         given.group_rank,
         given.group_size,
@@ -48,6 +54,8 @@ def create(given: Any, _options: Any = None) -> ProcessGroup:
         ranks,
         parent if isinstance(parent, ProcessGroup) else None,
     )
+    made._others = OtherDevices(given, choices)
+    return made
 
 
 class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
@@ -93,6 +101,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         self._end = weakref.finalize(self, _close, group, session)
         self._end.atexit = False  # then devices are closed, and their groups with them
 
+    @routed
     def allreduce(
         self, tensors: Given, opts: Any = None, timeout: timedelta | None = None, op: Any = None
     ) -> Work:
@@ -107,6 +116,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
 
     allreduce_sparse = allreduce
 
+    @routed
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Combine each of several tensors, in place."""
         opts = options(c10d.AllreduceCoalescedOptions, opts)
@@ -120,6 +130,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         parts = sum_sparse(self._calls, tensor, opts)
         return self._calls.run("sparse_all_reduce", opts, [tensor], parts)
 
+    @routed
     def reduce(
         self,
         tensors: Given,
@@ -134,6 +145,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = reduce(tensor, opts.reduceOp, opts.rootRank, self._rank)
         return self._calls.run("reduce", opts, [tensor], [part], [tensor])
 
+    @routed
     def reduce_scatter(
         self,
         output_tensors: Given,
@@ -150,6 +162,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = reduce_scatter_list(out, given, opts.reduceOp)
         return self._calls.run(what, opts, [out], [part], given)
 
+    @routed
     def reduce_scatter_single(
         self,
         output: torch.Tensor,
@@ -163,6 +176,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @routed
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
@@ -177,6 +191,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @routed
     def broadcast(
         self,
         tensors: Given,
@@ -191,6 +206,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = Part("broadcast", {"array": flat(made), "root": opts.rootRank}, finish)
         return self._calls.run("broadcast", opts, [tensor], [part], [tensor])
 
+    @routed
     def allgather(
         self,
         output_tensors: Nested,
@@ -205,6 +221,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = all_gather_list(outs, tensor, self._size)
         return self._calls.run(what, opts, [outs], [part], [tensor])
 
+    @routed
     def allgather_coalesced(
         self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> Work:
@@ -220,6 +237,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         ]
         return self._calls.run(what, opts, outs, parts, given)
 
+    @routed
     def all_gather_single(
         self,
         output: torch.Tensor,
@@ -233,6 +251,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
+    @routed
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
@@ -246,6 +265,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @routed
     def gather(
         self,
         output_tensors: Nested,
@@ -261,6 +281,21 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = gather(outs, tensor, self._size, opts.rootRank, self._rank)
         return self._calls.run(what, opts, [outs], [part], [tensor])
 
+    @routed
+    def gather_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        opts: Any = None,
+    ) -> Work:
+        """Join the tensors of all members along the first axis at the root; others' `output` is not used."""
+        opts = options(c10d.GatherOptions, opts)
+        part = gather_single(output, input, self._size, opts.rootRank, self._rank)
+        return self._calls.run("gather_into_tensor", opts, output, [part], [input])
+
+    gather_into_tensor = gather_single
+
+    @routed
     def scatter(
         self,
         output_tensors: Given,
@@ -276,6 +311,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = scatter(out, given, self._size, opts.rootRank, self._rank)
         return self._calls.run(what, opts, [out], [part], given or [out])
 
+    @routed
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -291,6 +327,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
+    @routed
     def alltoall(
         self,
         output_tensors: Tensors,
@@ -305,8 +342,11 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         return self._calls.run("all_to_all", opts, outs, [part], given)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until all members have called it."""
+        """Wait until all members have called it, on the device that `opts` names, if it has a backend."""
         opts = options(c10d.BarrierOptions, opts, timeout)
+        device = device_of(opts.device)
+        if device in self._other_types():
+            return self._for_device(device).barrier(opts)  # type: ignore[no-any-return]
         return self._calls.run("barrier", opts, [], [Part("barrier", {})])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -321,16 +361,19 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         store = dist.PrefixStore(self._unique, self._store)
         monitored_barrier(store, self._rank, self._size, number, limit, wait_all_ranks)
 
+    @routed
     def send(self, tensors: Given, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank."""
         tensor = one("send", tensors)
         part = Part("send", {"array": flat(dense(tensor)), "root": dst, "tag": tag})
         return self._calls.message("send", tensor, part)
 
+    @routed
     def recv(self, tensors: Given, src: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank."""
         return self._receive("recv", one("recv", tensors), src, tag)
 
+    @routed
     def recv_anysource(self, tensors: Given, tag: int = 0) -> Work:
         """Receive a tensor from any rank: source_rank() of the result names it."""
         return self._receive("recvAnySource", one("recv", tensors), None, tag)
@@ -340,14 +383,21 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = Part("receive", {"array": flat(to), "root": source, "tag": tag}, finish)
         return self._calls.message(what, tensor, part)
 
-    def start_coalescing(self, _device: Any = None) -> None:
+    def start_coalescing(self, device: Any = None) -> None:
         """Start operations without waiting for them, until end_coalescing()."""
+        kind = device_of(device)
+        if kind in self._other_types():
+            self._for_device(kind)._start_coalescing(device)
+            return
         self._calls.start_coalescing()
 
     _start_coalescing = start_coalescing
 
-    def end_coalescing(self, _device: Any = None) -> Work:
+    def end_coalescing(self, device: Any = None) -> Work:
         """Return one Work for all operations since start_coalescing()."""
+        kind = device_of(device)
+        if kind in self._other_types():
+            return self._for_device(kind)._end_coalescing(device)  # type: ignore[no-any-return]
         return self._calls.end_coalescing()
 
     _end_coalescing = end_coalescing
@@ -361,6 +411,8 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of operations that begin later and have none of their own."""
         self._calls.limit = seconds(timeout)
+        for each in self._other_groups():
+            each.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -400,9 +452,13 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """End what runs or begins later, here and at the other members, with an error."""
         self._calls.abort(self._rank)
+        for each in self._other_groups():
+            each.abort()
 
     def shutdown(self) -> None:
         """Leave the process group: operations under way fail, here and at the other members."""
+        for each in self._other_groups():
+            each.shutdown()
         self._end()
 
     def __repr__(self) -> str:

@@ -75,7 +75,9 @@ def disguise() -> None:
     profiling.PREFIX = "gloo:"
 
     class ProcessGroupGloo(ProcessGroup):
-        def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        def __init__(
+            self, store: Any, rank: int, size: int, timeout: Any, enable_reconfigure: bool = False
+        ) -> None:
             super().__init__(store, rank, size, timeout)
             self.options = types.SimpleNamespace()
 

@@ -35,6 +35,23 @@ def test_reductions(three: Ranks, dtype: str) -> None:
     )
 
 
+def test_gather_single(three: Ranks) -> None:
+    """torch 2.14 has it as a function; it is a method of the process group with every torch."""
+    three.run(
+        """
+        from torch._C import _distributed_c10d as c10d
+        options = c10d.GatherOptions()
+        options.rootRank = 1
+        out = torch.empty(6, 2) if rank == 1 else torch.empty(0)
+        dist.group.WORLD.gather_single(out, torch.full((2, 2), float(rank)), options).wait()
+        if rank == 1:
+            assert out.tolist() == [[0.0] * 2] * 2 + [[1.0] * 2] * 2 + [[2.0] * 2] * 2
+        if hasattr(dist, "gather_single"):
+            dist.gather_single(torch.full((2, 2), float(rank)), out if rank == 1 else None, 1)
+        """
+    )
+
+
 def test_reductions_that_gloo_lacks(three: Ranks) -> None:
     three.run(
         """
