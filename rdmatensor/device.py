@@ -124,8 +124,8 @@ class Device:
         self._remotes: dict[int, RemoteDevice] = {}
         self._groups: set[Group] = set()
         self._stores: set[Store] = set()
-        # The memory of arrays that have their own region, by the address of the region's handle.
-        self._owned: dict[int, Any] = {}
+        # The memory of arrays that have their own region, and its size, by the address of the region.
+        self._owned: dict[int, tuple[Any, int]] = {}
         self._closing_remotes: list[RemoteDevice] = []
         self.name = _text(lib.rdt_device_name(self._handle))
         self.address = _text(lib.rdt_device_address(self._handle))
@@ -395,7 +395,7 @@ class Device:
             check(lib.rdt_region_register(device, memory, nbytes, access, ffi.NULL, out))
             region, key = out[0], int(ffi.cast("uintptr_t", out[0]))
             with self._changed:
-                self._owned[key] = memory
+                self._owned[key] = memory, nbytes
         device = weakref.ref(self)
 
         def end(_memory: Any) -> None:
@@ -404,6 +404,13 @@ class Device:
                 owner._close_owned(region, key)
 
         return buffers.view(ffi.gc(memory, end), nbytes)
+
+    def _has_registered(self, address: int, nbytes: int) -> bool:
+        """Return whether these bytes lie in an array of _registered()."""
+        with self._changed:
+            owned = list(self._owned.values())
+        starts = [(int(ffi.cast("uintptr_t", memory)), size) for memory, size in owned]
+        return any(start <= address and address + nbytes <= start + size for start, size in starts)
 
     def _close_owned(self, region: Any, key: int) -> None:
         """Close the region of an array, unless close() has begun: then C may still use the memory."""

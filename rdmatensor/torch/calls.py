@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -138,5 +139,17 @@ class Calls:
         limit: float = opts.timeout.total_seconds()
         return limit if limit > 0 else self.limit
 
+    @contextmanager
+    def failing(self, what: str) -> Iterator[None]:
+        """Turn errors of the block into torch's, which name the call `what`."""
+        try:
+            yield
+        except RdmaError as error:
+            raise failure(self.text(what), error) from error
+
+    def text(self, what: str) -> str:
+        """Return the name of a call that members do not count, for errors."""
+        return f"{what} of {self._name}"
+
     def _call(self, what: str) -> str:
-        return f"{what}, operation {self.sequence} of {self._name}"
+        return self.text(f"{what}, operation {self.sequence}")

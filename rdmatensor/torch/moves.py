@@ -44,9 +44,7 @@ def gather(outs: Tensors, tensor: torch.Tensor, size: int, root: int, rank: int)
     return Part("gather", arguments, lambda: spread(buffer, outs))
 
 
-def gather_single(
-    out: torch.Tensor, tensor: torch.Tensor, size: int, root: int, rank: int
-) -> Part:
+def gather_single(out: torch.Tensor, tensor: torch.Tensor, size: int, root: int, rank: int) -> Part:
     """Return the operation that joins the tensors of all members in the `out` of the root."""
     array = flat(dense(tensor))
     if rank != root:

@@ -33,6 +33,7 @@ from .options import check_parts, one, options, several
 from .reductions import all_reduce, reduce, reduce_scatter, reduce_scatter_list
 from .session import Session, join
 from .sparse import sum_sparse
+from .window import Window
 from .work import Work, failure
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
@@ -98,6 +99,7 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
             self._unique = f"{parent._unique}/{group.name}"
         self._session: Session = session
         self._calls = Calls(group, name, limit, ranks)
+        self._windows: weakref.WeakSet[Window] = weakref.WeakSet()
         self._end = weakref.finalize(self, _close, group, session)
         self._end.atexit = False  # then devices are closed, and their groups with them
 
@@ -383,6 +385,21 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         part = Part("receive", {"array": flat(to), "root": source, "tag": tag}, finish)
         return self._calls.message(what, tensor, part)
 
+    @property
+    def supports_window(self) -> bool:
+        """Whether new_window() makes windows."""
+        return True
+
+    def new_window(self, tensor: torch.Tensor | None = None) -> Window:
+        """Return a window for one-sided operations, with this tensor if one is given: see Window.
+
+        All members call it in the same order, with a tensor or without.
+        """
+        window = Window(self)
+        if tensor is not None:
+            window.tensor_register(tensor)
+        return window
+
     def start_coalescing(self, device: Any = None) -> None:
         """Start operations without waiting for them, until end_coalescing()."""
         kind = device_of(device)
@@ -457,6 +474,8 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the process group: operations under way fail, here and at the other members."""
+        for window in list(self._windows):
+            window._free()
         for each in self._other_groups():
             each.shutdown()
         self._end()

@@ -15,10 +15,12 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import config
+from .._api.remote import RemoteDevice
 from .._tools.roles import device_name, own_address_towards
 from ..device import Device
 from ..errors import RdmaError
 from ..group import Group
+from .mailbox import Mailbox
 from .work import failure
 
 _lock = threading.Lock()
@@ -33,6 +35,9 @@ class Session:
         self.secret = secret
         self.device = device
         self._users = 0
+        self._opening = threading.Lock()
+        self._mailbox: Mailbox | None = None
+        self._peers: dict[str, RemoteDevice] = {}
 
     @classmethod
     def enter(cls, secret: str | None, rank: int, store: Any) -> Session:
@@ -64,6 +69,32 @@ class Session:
                 return
             del _sessions[self.secret]
         self.device.close()
+        if self._mailbox is not None:
+            self._mailbox.join()
+
+    def mailbox(self) -> Mailbox:
+        """Return what takes the signals of windows. It has a thread from the first call on."""
+        with self._opening:
+            if self._mailbox is None:
+                self._mailbox = Mailbox(self.device)
+            return self._mailbox
+
+    def peer(self, address: str, name: str, timeout: float) -> RemoteDevice:
+        """Return the device of another member, which windows of this process share. It may be gone.
+
+        The first call connects, and blocks for at most `timeout` seconds. Raises what Device.connect raises.
+        """
+        with self._opening:
+            found = self._peers.get(address)
+        if found is None or not found.up:
+            made = self.device.connect(address, timeout, expect=name)
+            with self._opening:
+                found = self._peers.get(address)
+                if found is None or not found.up:
+                    found = self._peers[address] = made
+            if found is not made:
+                made.close()
+        return found
 
 
 def current_device() -> Device:
