@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from .memory import bucket_hook, empty
 from .process_group import ProcessGroup, create
+from .window import Window
 
-__all__ = ["ProcessGroup", "bucket_hook", "empty", "register"]
+__all__ = ["ProcessGroup", "Window", "bucket_hook", "empty", "register"]
 
 
 def register() -> None:

@@ -78,7 +78,9 @@ class Calls:
             raise failure(self._call(what), error) from error
         if finish is not None:
             finish()
-        return Work(what, value)
+        work = Work(what, value)
+        work.sequence = self.sequence
+        return work
 
     def start(
         self,
@@ -104,6 +106,7 @@ class Calls:
             self._futures,
             record,
         )
+        work.sequence = self.sequence
         try:
             for kind, arguments, _ in parts:
                 operations.append(self.group.start(kind, timeout=limit, **arguments))

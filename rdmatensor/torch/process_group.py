@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group: torch's collective and point-to-point operations on a Group."""
+"""The process group: its members, its windows and its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,31 +15,15 @@ from torch._C import _distributed_c10d as c10d
 
 from ..errors import RdmaError
 from ..group import Group
-from .arrays import dense, flat, target
-from .calls import Calls, Part
-from .devices import OtherDevices, device_of, routed
-from .identity import Identity, seconds
+from .calls import Calls
+from .devices import OtherDevices
+from .identity import seconds
+from .membership import Membership
 from .monitor import monitored_barrier
-from .moves import (
-    all_gather,
-    all_gather_list,
-    all_to_all,
-    all_to_all_list,
-    gather,
-    gather_single,
-    scatter,
-)
-from .options import check_parts, one, options, several
-from .reductions import all_reduce, reduce, reduce_scatter, reduce_scatter_list
+from .operations import Operations
 from .session import Session, join
-from .sparse import sum_sparse
 from .window import Window
 from .work import Work, failure
-
-Tensors: TypeAlias = Sequence[torch.Tensor]
-# A tensor or a list of one; a list of tensors or a list of one such list.
-Given: TypeAlias = Tensors | torch.Tensor
-Nested: TypeAlias = Sequence[Tensors] | Tensors
 
 
 def create(given: Any, choices: Any = None) -> ProcessGroup:
@@ -54,12 +38,13 @@ def create(given: Any, choices: Any = None) -> ProcessGroup:
         given.group_id,
         ranks,
         parent if isinstance(parent, ProcessGroup) else None,
+        bool(getattr(given, "enable_reconfigure", False)),
     )
     made._others = OtherDevices(given, choices)
     return made
 
 
-class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
+class ProcessGroup(Operations, c10d.ProcessGroup):  # type: ignore[misc]
     """A process group of torch.distributed whose operations a Group runs. Create it by init_process_group.
 
     Methods are those of torch.distributed.ProcessGroup, by new and old names, and take the same arguments.
@@ -78,278 +63,56 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         name: str = "",
         ranks: Sequence[int] = (),
         parent: ProcessGroup | None = None,
+        reconfigurable: bool = False,
     ) -> None:
         """Join the members that have the same `store`, or those of `parent` that have these ranks.
 
-        `ranks` are those of the members among all processes; empty if all processes are members.
+        `ranks` are those of the members among all processes; empty if all processes are members. If it is
+        `reconfigurable`, it waits for nobody, and has members after the first reconfigure().
         """
         c10d.ProcessGroup.__init__(self, rank, size)
-        Identity.__init__(self, store, name)
-        self._rank, self._size = rank, size
-        self._ranks = list(ranks or range(size))
-        self._barriers = 0
-        self._splits: Counter[str] = Counter()
-        limit = seconds(timeout)
-        session: Session
-        if parent is None:
-            session, group = join(store, rank, size, name, list(ranks), limit)
-            self._unique = group.name
-        else:
-            session, group = parent._session.share(), parent._split(name, ranks, limit)
-            self._unique = f"{parent._unique}/{group.name}"
-        self._session: Session = session
-        self._calls = Calls(group, name, limit, ranks)
+        Operations.__init__(self, store, name)
         self._windows: weakref.WeakSet[Window] = weakref.WeakSet()
-        self._end = weakref.finalize(self, _close, group, session)
+        self._created_as = rank
+        self._limit = seconds(timeout)
+        if reconfigurable:
+            self._membership = Membership.alone(rank, store)
+            self._rank, self._size = rank, size
+        elif parent is None:
+            session, group = join(store, rank, size, name, list(ranks), self._limit)
+            self._membership = Membership(session, group)
+            self._configure(group, group.name, ranks)
+        else:
+            group = parent._split(name, ranks, self._limit)
+            self._membership = Membership(parent._membership.session.share(), group)
+            self._configure(group, f"{parent._unique}/{group.name}", ranks)
+        self._end = weakref.finalize(self, self._membership.close)
         self._end.atexit = False  # then devices are closed, and their groups with them
 
-    @routed
-    def allreduce(
-        self, tensors: Given, opts: Any = None, timeout: timedelta | None = None, op: Any = None
-    ) -> Work:
-        """Combine the tensors of all members, in place."""
-        opts = options(c10d.AllreduceOptions, opts, timeout, reduceOp=op)
-        tensor = one("all_reduce", tensors)
-        if tensor.is_sparse:
-            return self._all_reduce_sparse(tensor, opts)
-        return self._calls.run(
-            "all_reduce", opts, [tensor], [all_reduce(tensor, opts.reduceOp)], [tensor]
-        )
+    def _configure(self, group: Group, unique: str, ranks: Sequence[int] = ()) -> None:
+        """Run operations on this group from now on. `unique` names it in the store."""
+        self._rank, self._size = group.rank, group.size
+        self._ranks = list(ranks or range(group.size))
+        self._unique = unique
+        self._barriers = 0
+        self._splits: Counter[str] = Counter()
+        self._configured = Calls(group, self._name, self._limit, ranks)
 
-    allreduce_sparse = allreduce
+    @property
+    def _session(self) -> Session:
+        return self._membership.session
 
-    @routed
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Combine each of several tensors, in place."""
-        opts = options(c10d.AllreduceCoalescedOptions, opts)
-        given = list(tensors)
-        parts = [all_reduce(each, opts.reduceOp) for each in given]
-        return self._calls.run("all_reduce", opts, given, parts, given)
+    def getRank(self) -> int:  # noqa: N802
+        """Return the rank of this process, which reconfigure() may change."""
+        return self._rank
 
-    def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:
-        if opts.reduceOp != dist.ReduceOp.SUM:
-            raise RuntimeError("sparse tensors can only be added up")
-        parts = sum_sparse(self._calls, tensor, opts)
-        return self._calls.run("sparse_all_reduce", opts, [tensor], parts)
+    rank = getRank
 
-    @routed
-    def reduce(
-        self,
-        tensors: Given,
-        opts: Any = None,
-        op: Any = None,
-        timeout: timedelta | None = None,
-        root: int | None = None,
-    ) -> Work:
-        """Combine the tensors of all members at the root. Other members' tensors stay as they are."""
-        opts = options(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
-        tensor = one("reduce", tensors)
-        part = reduce(tensor, opts.reduceOp, opts.rootRank, self._rank)
-        return self._calls.run("reduce", opts, [tensor], [part], [tensor])
+    def getSize(self) -> int:  # noqa: N802
+        """Return the number of members, which reconfigure() may change."""
+        return self._size
 
-    @routed
-    def reduce_scatter(
-        self,
-        output_tensors: Given,
-        input_tensors: Nested,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        op: Any = None,
-    ) -> Work:
-        """Combine the lists of all members, tensor by tensor, and return the tensor of this rank."""
-        what = "reduce_scatter"
-        opts = options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
-        out, given = one(what, output_tensors), several(what, input_tensors)
-        check_parts(what, given, self._size, out)
-        part = reduce_scatter_list(out, given, opts.reduceOp)
-        return self._calls.run(what, opts, [out], [part], given)
-
-    @routed
-    def reduce_scatter_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
-        opts: Any = None,
-    ) -> Work:
-        """Combine the tensors of all members, and return part `rank` of their first axis."""
-        opts = options(c10d.ReduceScatterOptions, opts)
-        part = reduce_scatter(output, input, opts.reduceOp, self._size)
-        return self._calls.run("reduce_scatter_tensor", opts, output, [part], [input])
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    @routed
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Work:
-        """Do what reduce_scatter_single does, for several tensors."""
-        opts = options(c10d.ReduceScatterOptions, opts)
-        outs, given = list(outputs), list(inputs)
-        parts = [
-            reduce_scatter(out, tensor, opts.reduceOp, self._size)
-            for out, tensor in zip(outs, given, strict=True)
-        ]
-        return self._calls.run("reduce_scatter_tensor_coalesced", opts, outs, parts, given)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    @routed
-    def broadcast(
-        self,
-        tensors: Given,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        root: int | None = None,
-    ) -> Work:
-        """Copy the tensor of the root into those of all other members."""
-        opts = options(c10d.BroadcastOptions, opts, timeout, rootRank=root)
-        tensor = one("broadcast", tensors)
-        made, finish = target(tensor)
-        part = Part("broadcast", {"array": flat(made), "root": opts.rootRank}, finish)
-        return self._calls.run("broadcast", opts, [tensor], [part], [tensor])
-
-    @routed
-    def allgather(
-        self,
-        output_tensors: Nested,
-        input_tensors: Given,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
-        """Copy the tensors of all members into a list of tensors, in the order of ranks."""
-        what = "all_gather"
-        opts = options(c10d.AllgatherOptions, opts, timeout)
-        outs, tensor = several(what, output_tensors), one(what, input_tensors)
-        part = all_gather_list(outs, tensor, self._size)
-        return self._calls.run(what, opts, [outs], [part], [tensor])
-
-    @routed
-    def allgather_coalesced(
-        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
-    ) -> Work:
-        """Copy several tensors of each member: `output_lists` has those of each rank."""
-        opts = options(c10d.AllgatherOptions, opts)
-        what, given = "all_gather", list(inputs)
-        outs = [list(each) for each in output_lists]
-        if len(outs) != self._size or any(len(each) != len(given) for each in outs):
-            raise RuntimeError(f"{what} needs a list of {len(given)} tensors for each rank")
-        parts = [
-            all_gather_list([each[at] for each in outs], tensor, self._size)
-            for at, tensor in enumerate(given)
-        ]
-        return self._calls.run(what, opts, outs, parts, given)
-
-    @routed
-    def all_gather_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
-        opts: Any = None,
-    ) -> Work:
-        """Join the tensors of all members along the first axis, in the order of ranks."""
-        opts = options(c10d.AllgatherOptions, opts)
-        part = all_gather(output, input, self._size)
-        return self._calls.run("all_gather_into_tensor", opts, output, [part], [input])
-
-    _allgather_base = all_gather_single
-
-    @routed
-    def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> Work:
-        """Do what all_gather_single does, for several tensors."""
-        opts = options(c10d.AllgatherOptions, opts)
-        outs, given = list(outputs), list(inputs)
-        parts = [
-            all_gather(out, tensor, self._size) for out, tensor in zip(outs, given, strict=True)
-        ]
-        return self._calls.run("all_gather_into_tensor_coalesced", opts, outs, parts, given)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    @routed
-    def gather(
-        self,
-        output_tensors: Nested,
-        input_tensors: Given,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        root: int | None = None,
-    ) -> Work:
-        """Copy the tensors of all members into a list of tensors at the root, in the order of ranks."""
-        what = "gather"
-        opts = options(c10d.GatherOptions, opts, timeout, rootRank=root)
-        outs, tensor = several(what, output_tensors), one(what, input_tensors)
-        part = gather(outs, tensor, self._size, opts.rootRank, self._rank)
-        return self._calls.run(what, opts, [outs], [part], [tensor])
-
-    @routed
-    def gather_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
-        opts: Any = None,
-    ) -> Work:
-        """Join the tensors of all members along the first axis at the root; others' `output` is not used."""
-        opts = options(c10d.GatherOptions, opts)
-        part = gather_single(output, input, self._size, opts.rootRank, self._rank)
-        return self._calls.run("gather_into_tensor", opts, output, [part], [input])
-
-    gather_into_tensor = gather_single
-
-    @routed
-    def scatter(
-        self,
-        output_tensors: Given,
-        input_tensors: Nested,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        root: int | None = None,
-    ) -> Work:
-        """Copy each of the root's list of tensors to the member of its rank."""
-        what = "scatter"
-        opts = options(c10d.ScatterOptions, opts, timeout, rootRank=root)
-        out, given = one(what, output_tensors), several(what, input_tensors)
-        part = scatter(out, given, self._size, opts.rootRank, self._rank)
-        return self._calls.run(what, opts, [out], [part], given or [out])
-
-    @routed
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
-        output_split_sizes: Sequence[int] = (),
-        input_split_sizes: Sequence[int] = (),
-        opts: Any = None,
-    ) -> Work:
-        """Exchange parts of the first axis: part `i` goes to rank `i`. Without sizes, all parts are equal."""
-        opts = options(c10d.AllToAllOptions, opts)
-        part = all_to_all(output, input, output_split_sizes, input_split_sizes, self._size)
-        return self._calls.run("all_to_all", opts, output, [part], [input])
-
-    alltoall_base = all_to_all_single
-
-    @routed
-    def alltoall(
-        self,
-        output_tensors: Tensors,
-        input_tensors: Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
-        """Exchange lists of tensors: tensor `i` goes to rank `i`."""
-        opts = options(c10d.AllToAllOptions, opts, timeout)
-        outs, given = list(output_tensors), list(input_tensors)
-        part = all_to_all_list(outs, given, self._size)
-        return self._calls.run("all_to_all", opts, outs, [part], given)
-
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """Wait until all members have called it, on the device that `opts` names, if it has a backend."""
-        opts = options(c10d.BarrierOptions, opts, timeout)
-        device = device_of(opts.device)
-        if device in self._other_types():
-            return self._for_device(device).barrier(opts)  # type: ignore[no-any-return]
-        return self._calls.run("barrier", opts, [], [Part("barrier", {})])
+    size = getSize
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait until all members have called it. Raises RuntimeError, which names who has not.
@@ -362,28 +125,6 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         number, self._barriers = self._barriers, self._barriers + 1
         store = dist.PrefixStore(self._unique, self._store)
         monitored_barrier(store, self._rank, self._size, number, limit, wait_all_ranks)
-
-    @routed
-    def send(self, tensors: Given, dst: int, tag: int = 0) -> Work:
-        """Send a tensor to a rank."""
-        tensor = one("send", tensors)
-        part = Part("send", {"array": flat(dense(tensor)), "root": dst, "tag": tag})
-        return self._calls.message("send", tensor, part)
-
-    @routed
-    def recv(self, tensors: Given, src: int, tag: int = 0) -> Work:
-        """Receive a tensor from a rank."""
-        return self._receive("recv", one("recv", tensors), src, tag)
-
-    @routed
-    def recv_anysource(self, tensors: Given, tag: int = 0) -> Work:
-        """Receive a tensor from any rank: source_rank() of the result names it."""
-        return self._receive("recvAnySource", one("recv", tensors), None, tag)
-
-    def _receive(self, what: str, tensor: torch.Tensor, source: int | None, tag: int) -> Work:
-        to, finish = target(tensor)
-        part = Part("receive", {"array": flat(to), "root": source, "tag": tag}, finish)
-        return self._calls.message(what, tensor, part)
 
     @property
     def supports_window(self) -> bool:
@@ -400,34 +141,11 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
             window.tensor_register(tensor)
         return window
 
-    def start_coalescing(self, device: Any = None) -> None:
-        """Start operations without waiting for them, until end_coalescing()."""
-        kind = device_of(device)
-        if kind in self._other_types():
-            self._for_device(kind)._start_coalescing(device)
-            return
-        self._calls.start_coalescing()
-
-    _start_coalescing = start_coalescing
-
-    def end_coalescing(self, device: Any = None) -> Work:
-        """Return one Work for all operations since start_coalescing()."""
-        kind = device_of(device)
-        if kind in self._other_types():
-            return self._for_device(kind)._end_coalescing(device)  # type: ignore[no-any-return]
-        return self._calls.end_coalescing()
-
-    _end_coalescing = end_coalescing
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: numbers start at 0 at every member."""
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._calls.sequence
-
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of operations that begin later and have none of their own."""
-        self._calls.limit = seconds(timeout)
+        self._limit = seconds(timeout)
+        if self._configured is not None:
+            self._configured.limit = self._limit
         for each in self._other_groups():
             each.set_timeout(timeout)
 
@@ -472,18 +190,61 @@ class ProcessGroup(Identity, c10d.ProcessGroup):  # type: ignore[misc]
         for each in self._other_groups():
             each.abort()
 
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether reconfigure() changes the members."""
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """Return the text by which others find this process, for reconfigure(): always the same.
+
+        Who has it can join, so pass it on only to processes that you trust.
+        """
+        return self._membership.handle()
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Leave the members, and join those of `opts.handles`, which all call it. Blocks until all have.
+
+        `opts` is a ReconfigureOptions: `uuid`, a number that this process group has not had before, the same
+        at all members; `handles`, one of each member, in the order of ranks if they are a list; and
+        `timeout`, None for that of the process group. Operations under way and windows end at the members
+        that were there before. It works after an abort and after members have died.
+
+        Raises RuntimeError for wrong arguments. Raises DistBackendError, which names who has not come; then
+        the process group has no members, and reconfigure() may be called again, with a fresh `uuid`.
+        """
+        if self._other_types():
+            raise RuntimeError(
+                "reconfigure: a process group with multiple backends cannot change members"
+            )
+        given = getattr(opts, "timeout", None)
+        limit = self._limit if given is None else seconds(given)
+        before = self._membership.group
+        try:
+            group = self._membership.change(
+                opts.uuid, opts.handles, self._created_as, self._store, limit
+            )
+        finally:
+            if self._membership.group is not before:
+                self._configured = None
+                self._free_windows()
+        self._configure(group, group.name)
+        return Work("reconfigure", [])
+
+    def get_error(self) -> Any:
+        """Return torch's word for no error that was not raised: operations raise theirs."""
+        return c10d.ErrorType.SUCCESS
+
     def shutdown(self) -> None:
         """Leave the process group: operations under way fail, here and at the other members."""
-        for window in list(self._windows):
-            window._free()
+        self._free_windows()
         for each in self._other_groups():
             each.shutdown()
         self._end()
 
+    def _free_windows(self) -> None:
+        for window in list(self._windows):
+            window._free()
+
     def __repr__(self) -> str:
         return f"<ProcessGroup rdmatensor {self._name!r}, rank {self._rank} of {self._size}>"
-
-
-def _close(group: Group, session: Session) -> None:
-    group.close()
-    session.leave()

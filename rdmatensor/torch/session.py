@@ -98,9 +98,12 @@ class Session:
 
 
 def current_device() -> Device:
-    """Return the device of the process groups of this process. Raises RuntimeError if there are none."""
+    """Return the device of the process groups of this process. Raises RuntimeError if there are none.
+
+    There are several only if process groups came from several stores: then it is the newest.
+    """
     with _lock:
-        for session in _sessions.values():
+        for session in reversed(_sessions.values()):
             return session.device
     raise RuntimeError('call torch.distributed.init_process_group("rdmatensor") first')
 
@@ -118,26 +121,52 @@ def join(
     key = f"root of {generation}"
     everywhere = ranks[rank] if ranks else rank
     what = f"joining process group {name!r}"
-    session = None
+    if rank:
+        address, expected, called, secret = json.loads(_wait_for(store, key, timeout, what))
+        session = Session.enter(secret, everywhere, store)
+        return session, meet(session, rank, size, called, timeout, what, address, expected)
+    session = Session.enter(None, everywhere, store)
+    called = f"{name[:40]} {secrets.token_hex(8)}"
+    store.set(
+        key, json.dumps([session.device.address, session.device.name, called, session.secret])
+    )
+    group = meet(session, 0, size, called, timeout, what)
+    store.delete_key(key)
+    return session, group
+
+
+def meet(
+    session: Session,
+    rank: int,
+    size: int,
+    name: str,
+    timeout: float,
+    what: str,
+    address: str | None = None,
+    expect: str | None = None,
+) -> Group:
+    """Join a group whose rank 0 is at `address`, with this session, and leave the session if that fails.
+
+    Raises DistBackendError, which names the call `what`.
+    """
     try:
-        if rank == 0:
-            session = Session.enter(None, everywhere, store)
-            device = session.device
-            called = f"{name[:40]} {secrets.token_hex(8)}"
-            store.set(key, json.dumps([device.address, device.name, called, session.secret]))
-            group = Group(device, 0, size, name=called, timeout=timeout, expect=device.name)
-            store.delete_key(key)
-        else:
-            address, expected, called, secret = json.loads(_wait_for(store, key, timeout, what))
-            session = Session.enter(secret, everywhere, store)
-            group = Group(session.device, rank, size, address, called, timeout, expected)
+        expected = expect or session.device.name
+        return Group(session.device, rank, size, address, name, timeout, expected)
     except BaseException as error:
-        if session is not None:
-            session.leave()
+        session.leave()
         if isinstance(error, RdmaError):
             raise failure(what, error) from error
         raise
-    return session, group
+
+
+def enter_alone(rank: int, store: Any) -> Session:
+    """Return a session before others are known. Processes that share `store` get the same secret."""
+    with _lock:
+        proposed = next(iter(_sessions), "") or _new_secret()
+    if not proposed:
+        return Session.enter("", rank, store)
+    agreed = store.compare_set("secret", "", proposed)
+    return Session.enter(bytes(agreed).decode(), rank, store)
 
 
 def _wait_for(store: Any, key: str, timeout: float, what: str) -> bytes:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .process_group import ProcessGroup
 
 
+__all__ = ["Window"]
+
+
 class _Member(NamedTuple):
     """What a member has registered, or the `error` because of which it could not."""
 
@@ -113,8 +116,8 @@ class Window:
         """Write a tensor into that of a member, from an element on, and signal to it.
 
         Its dtype is that of the member's tensor; any CPU tensor will do. Do not change it before the Work is
-        complete: then the bytes may be on their way, but they come before later signals. With
-        `opts.hints["signal"] = "0"`, it does not signal.
+        complete; then the bytes are in the member's memory. With `opts.hints["signal"] = "0"`, it does not
+        signal.
         """
         made = self._need()
         member = made.member(dst_rank)

@@ -61,6 +61,8 @@ class Work(c10d.Work):  # type: ignore[misc]
         self._done = queue is None  # what has ended before is in no queue
         self._error: RuntimeError | None = None
         self._future: _WorkFuture | None = None
+        self.sequence = 0
+        """The number of the call among those of the process group, from 1 on; 0 for calls without one."""
 
     def wait(self, timeout: timedelta = _NEVER) -> bool:
         """Block until the operations are complete. Raises the error with which they failed.
@@ -102,6 +104,9 @@ class Work(c10d.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
+    def _get_sequence_number(self) -> int:
+        return self.sequence
+
     def get_future(self) -> Future:
         """Return a future of the result. It is the same one each time.
 
@@ -128,7 +133,9 @@ class Work(c10d.Work):  # type: ignore[misc]
         operations = [each for work in works for each in work._operations]
         limit = max(work._limit for work in works)
         values = [work.result() for work in works]
-        return Work(what, values, operations, [finish], limit, self._queue)
+        made = Work(what, values, operations, [finish], limit, self._queue)
+        made.sequence = self.sequence
+        return made
 
     def fail(self, error: RdmaError) -> None:
         """End with this error, once the operations that could be started have ended."""

@@ -5,13 +5,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from support import waits
+
+
+class Reconfigure(NamedTuple):
+    """What torch 2.14's ReconfigureOptions has, for any torch."""
+
+    uuid: int
+    handles: list[str] | set[str]
+    timeout: timedelta | None = None
 
 
 def values(rank: int, dtype: str, strided: bool) -> torch.Tensor:

@@ -80,6 +80,25 @@ def test_signal_follows_all_that_was_put(ranks: Make, transport: str) -> None:
 
 
 @OVER
+def test_deregistering_waits_for_what_was_put(ranks: Make, transport: str) -> None:
+    """By any member, without a signal and without a wait."""
+    make(ranks, 3, transport).run(
+        """
+        class Quiet:
+            timeout, hints = timedelta(seconds=-1), {"signal": "0"}
+        count = 1 << 20
+        tensor = empty(size * count)
+        window = world.new_window(tensor)
+        given = torch.full((count,), rank + 1.0)
+        for other in range(size):
+            window.put(given, other, rank * count, True, Quiet)
+        window.tensor_deregister()
+        assert torch.equal(tensor.view(size, count), torch.arange(1.0, size + 1)[:, None].expand(size, count))
+        """
+    )
+
+
+@OVER
 def test_signals_are_counted(ranks: Make, transport: str) -> None:
     """Many that nobody waits for do not block their sender, and each ends one wait."""
     two = make(ranks, 2, transport)
