@@ -146,9 +146,14 @@ suite-kills: build $(VENV)/.packages
 	@$(TESTS_PYTHON) -m plugin.killing --times $(or $(KILLS),1000) $(KILLS_FLAGS)
 	@$(TESTS_PYTHON) -m plugin.killing_workers --times $$(($(or $(KILLS),1000) / 10)) $(KILLS_FLAGS)
 
-# torch's own suite for backends on gloo and on rdmatensor, with SIZES processes, and compares.
-suite-torch: $(tests)
-	@$(TESTS_PYTHON) -m pytorch.suite --sizes $(or $(SIZES),2 3 4) --out build/torch $(TORCH_FLAGS)
+# torch's own tests for backends, on gloo and on rdmatensor, and compares: those of its wheel with SIZES processes, or
+# those of its repository, in SOURCE. TORCH names another version, which is installed beside .venv: it takes 5.5 GB.
+suite-torch: $(tests) $(TORCH:%=$(CURDIR)/build/torch-%/torch)
+	@PYTHONPATH=$(TORCH:%=$(CURDIR)/build/torch-%:)$(CURDIR)/tests $(BIN)/python -m pytorch.suite --out build/torch \
+	  $(if $(SOURCE),--source $(SOURCE),--sizes $(or $(SIZES),2 3 4)) $(TORCH_FLAGS)
+
+$(CURDIR)/build/torch-%/torch: | $(VENV)/.tools
+	@$(PIP) --no-compile --target $(@D) 'torch==$*'
 
 # Packs trees into every connected part of a DGX-1, and for 64 members.
 suite-topology: build $(VENV)/.packages

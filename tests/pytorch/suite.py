@@ -13,8 +13,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
+
+from pytorch.suite_source import DIFFERENT, check_version
 
 LIMIT = 3600.0
 Ends = dict[str, tuple[str, str]]
@@ -30,10 +33,12 @@ class Verdict(NamedTuple):
     skips: Counter[str]
 
 
-def run(mode: str, size: int, folder: Path, tests: str) -> Ends:
+def run(mode: str, size: int, folder: Path, tests: str, source: Path | None = None) -> Ends:
     """Run the tests whose names match, and return how each ended, and why."""
     out = folder / f"{mode}-{size}.json"
     command = [sys.executable, "-W", "ignore", "-m", "pytorch.suite_cases", "--tests", tests]
+    if source is not None:
+        command += ["--source", str(source)]
     with (folder / f"{mode}-{size}.log").open("w") as log:
         subprocess.run(
             [*command, mode, str(size), str(out)],
@@ -62,10 +67,45 @@ def compare(size: int, folder: Path, tests: str = ".*") -> Verdict:
     return Verdict(size, len(wanted) - len(wrong), len(disguised), wrong, skips)
 
 
+def compare_source(source: Path, folder: Path, tests: str = ".*") -> tuple[Counter[str], Ends]:
+    """Run the tests of torch's repository on both backends.
+
+    Return how those on rdmatensor ended, and what went wrong: what fails that does not fail on gloo, and what
+    does not run that passes on gloo.
+    """
+    gloo, ours = (run(mode, 0, folder, tests, source) for mode in ("gloo", "rdmatensor"))
+    wrong = {}
+    for name in sorted(gloo | ours):
+        (theirs, _), (how, why) = gloo.get(name, ("lost", "")), ours.get(name, ("lost", ""))
+        if name.rpartition(".")[2] in DIFFERENT:
+            continue
+        if (how == "failed" and theirs != "failed") or (theirs == "passed" and how != "passed"):
+            wrong[name] = (how, why or "the run ended before it")
+    return Counter(how for how, _ in ours.values()), wrong
+
+
 def last_error(text: str) -> str:
     """Return the line of a report that names the error."""
     lines = [line for line in text.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (lines or text.strip().splitlines())[-1]
+
+
+def report_source(source: Path, folder: Path, tests: str) -> int:
+    try:
+        check_version(source, version("torch"))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    ends, wrong = compare_source(source, folder, tests)
+    print(
+        f"tests of torch's repository: {ends['passed']} pass, {ends['skipped']} skip, {len(wrong)} do not"
+    )
+    for name, (how, why) in wrong.items():
+        print(f"  {name}: {how}: {last_error(why)}")
+    for name, why in DIFFERENT.items():
+        print(f"  {name} is not compared: {why}")
+    print(f"logs are in {folder}")
+    return int(bool(wrong) or not ends["passed"])
 
 
 def main() -> int:
@@ -73,8 +113,13 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--tests", default=".*", help="a regular expression that names match")
     parser.add_argument("--out", type=Path, default=Path("build/torch"))
+    parser.add_argument(
+        "--source", type=Path, help="a clone of torch's repository: its tests instead"
+    )
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.source is not None:
+        return report_source(asked.source, asked.out, asked.tests)
     failed = False
     for size in asked.sizes:
         verdict = compare(size, asked.out, asked.tests)

@@ -17,6 +17,8 @@ import unittest
 from pathlib import Path
 from typing import Any, TextIO
 
+from pytorch import suite_source
+
 
 class Result(unittest.TestResult):
     """Writes a line of JSON for each test that has ended."""
@@ -48,7 +50,11 @@ class Result(unittest.TestResult):
 
 
 def name_of(test: unittest.TestCase) -> str:
-    return test.id().rpartition(".")[2]
+    """Return the name of a test, which is the same for all backends."""
+    module, _, name = test.id().rpartition(".")
+    if "test_c10d" not in module:
+        return name
+    return re.sub("Gloo|Rdmatensor", "", f"{module.rpartition('.')[2]}.{name}")
 
 
 def prepare(mode: str, size: int, folder: Path) -> None:
@@ -117,14 +123,21 @@ def main() -> int:
     parser.add_argument("mode", choices=["gloo", "rdmatensor", "disguised"])
     parser.add_argument("size", type=int)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--source", type=Path)
     parser.add_argument("--tests", type=re.compile, default=re.compile(".*"))
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, asked.out.open("w") as out:
         prepare(asked.mode, asked.size, Path(folder))
-        kind = cases(asked.mode, asked.size)
-        names = unittest.defaultTestLoader.getTestCaseNames(kind)
+        kinds = (
+            suite_source.cases(asked.source, asked.mode)
+            if asked.source
+            else [cases(asked.mode, asked.size)]
+        )
         result = Result(out)
-        unittest.TestSuite(kind(name) for name in names if asked.tests.fullmatch(name)).run(result)
+        for kind in kinds:
+            tests = map(kind, unittest.defaultTestLoader.getTestCaseNames(kind))
+            chosen = [test for test in tests if asked.tests.fullmatch(name_of(test))]
+            unittest.TestSuite(chosen).run(result)
         return 0 if result.wasSuccessful() else 1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytorch.suite import compare
+from pytorch.suite_source import check_version
 
 TESTS = [
     "test_DistributedDataParallelCPU",
@@ -29,3 +30,15 @@ def test_some_of_torchs_tests(tmp_path: Path) -> None:
     verdict = compare(3, tmp_path, "|".join(TESTS))
     assert not verdict.wrong, verdict.wrong
     assert verdict.passed == len(TESTS)
+
+
+def test_source_is_that_of_the_installed_torch(tmp_path: Path) -> None:
+    """Else its tests would fail, and it would seem that we do."""
+    with pytest.raises(ValueError, match=r"no clone of torch's repository"):
+        check_version(tmp_path, "2.14.1+cpu")
+    (tmp_path / "version.txt").write_text("2.14.1a0\n")
+    check_version(tmp_path, "2.14.1+cpu")
+    with pytest.raises(
+        ValueError, match=r"torch 2.13.0\+cpu is installed: check out v2.13.0 there"
+    ):
+        check_version(tmp_path, "2.13.0+cpu")
