@@ -238,12 +238,12 @@ async def notification(device: Device, timeout: float | None) -> Notification:
     return await (readers or _Readers(queue, device)).next(timeout)
 
 
-def call_logged(call: Callable[[Transfer], object], transfer: Transfer) -> None:
+def call_logged(call: Callable[[Any], object], subject: Any) -> None:
     """Call a callback, and log what it raises, because nobody waits for it."""
     try:
-        call(transfer)
+        call(subject)
     except Exception:
-        _log.exception("the callback %r of %r failed", call, transfer)
+        _log.exception("the callback %r of %r failed", call, subject)
 
 
 def call_when_done(call: Callable[[Transfer], object], transfer: Transfer) -> None:

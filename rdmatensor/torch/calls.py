@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from ..errors import RdmaError
 from ..group import Group
 from . import profiling
 from .arrays import Finish
-from .work import FutureQueue, Work, failure
+from .work import FutureQueue, Work, failing, failure
 
 _DETAIL = dist.DebugLevel.DETAIL
 
@@ -142,13 +142,9 @@ class Calls:
         limit: float = opts.timeout.total_seconds()
         return limit if limit > 0 else self.limit
 
-    @contextmanager
-    def failing(self, what: str) -> Iterator[None]:
+    def failing(self, what: str) -> AbstractContextManager[None]:
         """Turn errors of the block into torch's, which name the call `what`."""
-        try:
-            yield
-        except RdmaError as error:
-            raise failure(self.text(what), error) from error
+        return failing(self.text(what))
 
     def text(self, what: str) -> str:
         """Return the name of a call that members do not count, for errors."""

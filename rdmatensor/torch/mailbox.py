@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from .._api.event_loop import call_logged
 from .._api.remote import RemoteDevice
 from ..device import Device
 from ..errors import Cancelled, Closed, ConnectionLost, DeadlineExceeded, RdmaError
@@ -30,7 +31,8 @@ class Mailbox:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._lock = threading.Lock()
+        # Reentrant, as those below: windows that nobody has any more are closed in the middle of anything.
+        self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._boxes: dict[int, Box] = {}
         self._thread = threading.Thread(target=self._run, name="rdmatensor-windows", daemon=True)
@@ -97,7 +99,7 @@ class Box:
         self.number = number
         self.size = size
         self._mailbox = mailbox
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._spare: Counter[int] = Counter()
         # Oldest first.
         self._awaited: list[Signal] = []
@@ -173,7 +175,7 @@ class Signal:
         self._limit = limit
         self._deadline = time.monotonic() + limit
         self._ended = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._error: RdmaError | None = None
         self._calls: list[Callable[[Any], object]] = []
 
@@ -209,7 +211,7 @@ class Signal:
             self._ended.set()
             calls, self._calls = self._calls, []
         for call in calls:
-            call(self)
+            call_logged(call, self)
 
     def look(self, idle: bool) -> None:
         """End the wait if it has lasted too long, or if the peer is gone and all that it sent was read."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..group import Group
 from .session import Session, enter_alone, meet
+from .work import failing
 
 
 class _Handle(NamedTuple):
@@ -63,9 +64,9 @@ class Membership:
         self._used.add(uuid)
         self.leave_group()
         root, number = members[0], names.index(self._member)
-        session = Session.enter(root.secret, rank, store)
-        called = f"{uuid} of {root.member}"
-        what = f"reconfigure {uuid}"
+        called, what = f"{uuid} of {root.member}", f"reconfigure {uuid}"
+        with failing(what):
+            session = Session.enter(root.secret, rank, store)
         address = root.address if number else None
         self.group = meet(session, number, len(members), called, timeout, what, address, root.name)
         self.session = self._entered = session

@@ -78,8 +78,8 @@ def all_to_all(
     to, finish = target(out)
     arguments: dict[str, Any] = {"array": flat(dense(tensor)), "out": flat(to)}
     given = [_counts(each, parts, size) for each, parts in ((tensor, sizes), (out, out_sizes))]
-    # Members may give sizes or leave them out, where they are equal: all do the same then. Only equal parts can be
-    # exchanged in place.
+    # Members may give sizes or leave them out, where they are equal: all do the same then. Only equal parts
+    # can be exchanged in place.
     if sizes or out_sizes or out.data_ptr() != tensor.data_ptr():
         arguments["counts"], arguments["receive_counts"] = given
     return Part("all_to_all", arguments, finish)

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from ..errors import RdmaError
 from ..group import Group
 from .calls import Calls
 from .devices import OtherDevices
@@ -23,7 +22,7 @@ from .monitor import monitored_barrier
 from .operations import Operations
 from .session import Session, join
 from .window import Window
-from .work import Work, failure
+from .work import Work, failing
 
 
 def create(given: Any, choices: Any = None) -> ProcessGroup:
@@ -179,10 +178,8 @@ class ProcessGroup(Operations, c10d.ProcessGroup):  # type: ignore[misc]
         self._splits[name] += 1
         unique = f"{name[:40]} {self._splits[name]}"
         within = [self._ranks.index(each) for each in ranks]
-        try:
+        with failing(f"splitting off process group {name!r}"):
             return self._calls.group.split(within, unique, limit)
-        except RdmaError as error:
-            raise failure(f"splitting off process group {name!r}", error) from error
 
     def abort(self) -> None:
         """End what runs or begins later, here and at the other members, with an error."""

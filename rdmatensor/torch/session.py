@@ -18,10 +18,9 @@ from .. import config
 from .._api.remote import RemoteDevice
 from .._tools.roles import device_name, own_address_towards
 from ..device import Device
-from ..errors import RdmaError
 from ..group import Group
 from .mailbox import Mailbox
-from .work import failure
+from .work import failing
 
 _lock = threading.Lock()
 # By the secret that their devices prove to peers. There is one, unless groups come from several stores.
@@ -123,9 +122,11 @@ def join(
     what = f"joining process group {name!r}"
     if rank:
         address, expected, called, secret = json.loads(_wait_for(store, key, timeout, what))
-        session = Session.enter(secret, everywhere, store)
+        with failing(what):
+            session = Session.enter(secret, everywhere, store)
         return session, meet(session, rank, size, called, timeout, what, address, expected)
-    session = Session.enter(None, everywhere, store)
+    with failing(what):
+        session = Session.enter(None, everywhere, store)
     called = f"{name[:40]} {secrets.token_hex(8)}"
     store.set(
         key, json.dumps([session.device.address, session.device.name, called, session.secret])
@@ -150,12 +151,11 @@ def meet(
     Raises DistBackendError, which names the call `what`.
     """
     try:
-        expected = expect or session.device.name
-        return Group(session.device, rank, size, address, name, timeout, expected)
-    except BaseException as error:
+        with failing(what):
+            expected = expect or session.device.name
+            return Group(session.device, rank, size, address, name, timeout, expected)
+    except BaseException:
         session.leave()
-        if isinstance(error, RdmaError):
-            raise failure(what, error) from error
         raise
 
 
@@ -163,10 +163,9 @@ def enter_alone(rank: int, store: Any) -> Session:
     """Return a session before others are known. Processes that share `store` get the same secret."""
     with _lock:
         proposed = next(iter(_sessions), "") or _new_secret()
-    if not proposed:
-        return Session.enter("", rank, store)
-    agreed = store.compare_set("secret", "", proposed)
-    return Session.enter(bytes(agreed).decode(), rank, store)
+    agreed = bytes(store.compare_set("secret", "", proposed)).decode() if proposed else ""
+    with failing("creating a process group"):
+        return Session.enter(agreed, rank, store)
 
 
 def _wait_for(store: Any, key: str, timeout: float, what: str) -> bytes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -217,8 +218,10 @@ class Window:
         limit = calls.limit_of(opts) if opts is not None else calls.limit
         with calls.failing(what):
             begun = begin(limit)
-        if isinstance(begun, Transfer):
-            made.keep(begun)
+            if isinstance(begun, Transfer):
+                made.keep(begun)
+                if not async_op:
+                    begun.wait(limit)
         # Futures of windows wait for nobody else's: what a signal waits for may depend on those.
         work = Work(calls.text(what), [], [begun], [], limit, FutureQueue())
         if not async_op:
@@ -229,6 +232,10 @@ class Window:
         made = self._made
         if made is None:
             raise RuntimeError("the window is not registered: call tensor_register() first")
+        if os.getpid() != made.process:
+            raise RuntimeError(
+                "the window is of a process that forked this one, which cannot use it"
+            )
         return made
 
     def _free(self) -> None:
@@ -248,6 +255,7 @@ class _Registration:
 
     def __init__(self, owner: ProcessGroup, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+        self.process = os.getpid()
         self.members: list[_Member] = []
         self.pending: list[Transfer] = []
         self._session = owner._session
@@ -306,7 +314,9 @@ class _Registration:
         self.pending.append(begun)
 
     def close(self) -> None:
-        """Withdraw the tensor from the others. A second call does nothing."""
+        """Withdraw the tensor from the others. A second call does nothing, nor one in a child of fork."""
+        if os.getpid() != self.process:
+            return
         self.box.close()
         for each in list(self._regions.values()):
             each.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +32,15 @@ def failure(what: str, error: RdmaError) -> RuntimeError:
     )
     made.__cause__ = error
     return made
+
+
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Turn errors of the block into torch's, which name the call `what`."""
+    try:
+        yield
+    except RdmaError as error:
+        raise failure(what, error) from error
 
 
 class Work(c10d.Work):  # type: ignore[misc]

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows: what members put into each other's memory, and how they signal it."""
+"""Windows: what members put into each other's memory, and how they signal it.
+
+RDMATENSOR_TEST_TRANSPORT names another transport than the two that every machine has.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +14,8 @@ import pytest
 from pytorch.ranks import Ranks
 
 Make = Callable[..., Ranks]
-OVER = pytest.mark.parametrize("transport", ["shm", "tcp"])
+TRANSPORTS = os.environ.get("RDMATENSOR_TEST_TRANSPORT", "shm tcp").split()
+OVER = pytest.mark.parametrize("transport", TRANSPORTS)
 WINDOW = """
 empty = rdmatensor.torch.empty
 world = dist.group.WORLD
@@ -246,6 +251,42 @@ def test_killed_member(ranks: Make, transport: str) -> None:
         checks.fails(lambda: [window.put(torch.ones(1), 2, 0) for _ in range(1000)], "put to rank 2")
         checks.fails(window.tensor_deregister, "deregistering a window", "member 2")
         checks.fails(lambda: window.signal(1), "not registered")
+        """
+    )
+
+
+def test_stopped_member(ranks: Make) -> None:
+    """Time-outs are those of the call, and the error names the member."""
+    two = make(ranks, 2, "tcp", timeout=20)
+    two.run(
+        "window = world.new_window(empty(1 << 20)); window.signal(after); window.wait_signal(before)"
+    )
+    two[1].stop()
+    two[0].run(
+        """
+        given = torch.ones(1 << 20)
+        checks.fails(lambda: [window.put(given, 1, 0, False, within(0.5)) for _ in range(100)],
+                     "Timed out waiting for put to rank 1")
+        checks.fails(lambda: window.wait_signal(1, False, within(0.5)), "rank 1 has not signalled within 0.5")
+        """
+    )
+
+
+def test_forked_child_is_told(ranks: Make) -> None:
+    make(ranks, 2).run(
+        """
+        window = world.new_window(empty(1))
+        child = os.fork()
+        if child == 0:
+            try:
+                checks.fails(lambda: window.wait_signal(after), "forked")
+                del window
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        window.signal(after)
+        window.wait_signal(before)
         """
     )
 
