@@ -34,24 +34,23 @@ def make(ranks: Make, size: int, transport: str = "shm", **arguments: float) -> 
 
 
 @OVER
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64", "float8_e4m3fn"])
-def test_ring(ranks: Make, transport: str, dtype: str) -> None:
+def test_ring(ranks: Make, transport: str) -> None:
     make(ranks, 3, transport).run(
         """
-        kind, count = getattr(torch, dtype), 1000
-        tensor = empty(count * size, kind)
-        window = world.new_window(tensor)
-        for step, async_op in enumerate((False, True, False)):
-            given = torch.arange(count).add(rank + step).remainder(2).to(kind)
-            work = window.put(given, after, after * count, async_op)
-            assert work.wait()
-            assert window.wait_signal(before, async_op).wait()
-            wanted = torch.arange(count).add(before + step).remainder(2).to(kind)
-            checks.same(tensor[rank * count :][:count].clone(), wanted)
-            dist.barrier()
-        window.tensor_deregister()
-        """,
-        dtype=dtype,
+        count = 1000
+        for kind in (torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn):
+            tensor = empty(count * size, kind)
+            window = world.new_window(tensor)
+            for step, async_op in enumerate((False, True, False)):
+                given = torch.arange(count).add(rank + step).remainder(2).to(kind)
+                work = window.put(given, after, after * count, async_op)
+                assert work.wait()
+                assert window.wait_signal(before, async_op).wait()
+                wanted = torch.arange(count).add(before + step).remainder(2).to(kind)
+                checks.same(tensor[rank * count :][:count].clone(), wanted)
+                dist.barrier()
+            window.tensor_deregister()
+        """
     )
 
 
@@ -306,7 +305,7 @@ def test_destroyed_group(ranks: Make) -> None:
     )
 
 
-@OVER
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.long)])
 def test_a_thousand_windows(ranks: Make, transport: str) -> None:
     """Nothing is left of them; every tenth is dropped without a word."""
     two = make(ranks, 2, transport)
