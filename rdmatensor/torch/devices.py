@@ -31,6 +31,7 @@ class OtherDevices:
         self._choices = choices
         self._store = given.store
         self._lock = threading.Lock()
+        self._named: dict[str, str] | None = None
         self._made: dict[str, Any] = {}
 
     def known(self, owner: Any) -> bool:
@@ -39,8 +40,13 @@ class OtherDevices:
 
     def named(self, owner: Any) -> dict[str, str]:
         """Return the backends of other devices, by type of device; none before torch has entered `owner`."""
-        pairs = [pair.partition(":") for pair in self._text(owner).split(",")]
-        return {device: name for device, _, name in pairs if name not in ("", "rdmatensor")}
+        if self._named is None:
+            text = self._text(owner)
+            if not text:
+                return {}
+            pairs = [pair.partition(":") for pair in text.split(",")]
+            self._named = {device: name for device, _, name in pairs if name != "rdmatensor"}
+        return self._named
 
     def _text(self, owner: Any) -> str:
         try:
@@ -101,6 +107,8 @@ def routed(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def call(self: Any, *given: Any, **named: Any) -> Any:
+        if not self._other_types():
+            return method(self, *given, **named)
         device = device_of(*given, *named.values())
         if device == "cpu":
             return method(self, *given, **named)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -61,8 +62,8 @@ class Identity:
     def _device_types(self) -> list[torch.device]:
         return [torch.device(each) for each in ("cpu", *self._other_types())]
 
-    def _other_types(self) -> list[str]:
-        return [] if self._others is None else list(self._others.named(self))
+    def _other_types(self) -> Mapping[str, str]:
+        return {} if self._others is None else self._others.named(self)
 
     def _other_groups(self) -> list[Any]:
         return [] if self._others is None else self._others.made()

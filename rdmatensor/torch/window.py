@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -258,8 +259,8 @@ class _Registration:
         self.process = os.getpid()
         self.members: list[_Member] = []
         self.pending: list[Transfer] = []
+        self._keeping = threading.Lock()
         self._session = owner._session
-        self._rank = owner._rank
         self._peers: dict[int, RemoteDevice] = {}
         self._regions: dict[int, RemoteRegion] = {}
         self._region: Region | None = None
@@ -308,10 +309,10 @@ class _Registration:
 
     def keep(self, begun: Transfer) -> None:
         """Remember what deregistering has to wait for."""
-        if begun.done():
-            return
-        self.pending = [each for each in self.pending if not each.done()]
-        self.pending.append(begun)
+        if not begun.done():
+            with self._keeping:
+                self.pending = [each for each in self.pending if not each.done()]
+                self.pending.append(begun)
 
     def close(self) -> None:
         """Withdraw the tensor from the others. A second call does nothing, nor one in a child of fork."""
