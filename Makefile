@@ -148,7 +148,9 @@ suite-kills: build $(VENV)/.packages
 
 # torch's own tests for backends, on gloo and on rdmatensor, and compares: those of its wheel with SIZES processes, or
 # those of its repository, in SOURCE. TORCH names another version, which is installed beside .venv: it takes 5.5 GB.
+# Without SOURCE, torchft's own tests come first, whose members change CHANGES times (1000).
 suite-torch: $(tests) $(TORCH:%=$(CURDIR)/build/torch-%/torch)
+	@$(if $(SOURCE)$(TORCH),,$(TESTS_PYTHON) -m pytorch.torchft_suite --changes $(or $(CHANGES),1000))
 	@PYTHONPATH=$(TORCH:%=$(CURDIR)/build/torch-%:)$(CURDIR)/tests $(BIN)/python -m pytorch.suite --out build/torch \
 	  $(if $(SOURCE),--source $(SOURCE),--sizes $(or $(SIZES),2 3 4)) $(TORCH_FLAGS)
 

@@ -28,18 +28,21 @@ class Membership:
     of a group use the session of its rank 0, which is another one only if they came from another store.
     """
 
-    def __init__(self, home: Session, group: Group | None = None) -> None:
+    def __init__(self, home: Session, called: str, group: Group | None = None) -> None:
+        """Take over `home`, which was entered for the group that is `called` so."""
         self.home = home
+        self._called = called
         self.session = home
         self.group = group
-        self._entered: Session | None = None
+        self._entered: tuple[Session, str] | None = None
         self._member = secrets.token_hex(8)
         self._used: set[int] = set()
 
     @classmethod
     def alone(cls, rank: int, store: Any) -> Membership:
         """Return a membership without a group, before others are known."""
-        return cls(enter_alone(rank, store))
+        called = f"alone {secrets.token_hex(8)}"
+        return cls(enter_alone(called, rank, store), called)
 
     def handle(self) -> str:
         """Return the text by which others know this process: the same as long as the process group lives."""
@@ -66,10 +69,10 @@ class Membership:
         root, number = members[0], names.index(self._member)
         called, what = f"{uuid} of {root.member}", f"reconfigure {uuid}"
         with failing(what):
-            session = Session.enter(root.secret, rank, store)
+            session = Session.enter(root.secret, called, rank, store)
         address = root.address if number else None
         self.group = meet(session, number, len(members), called, timeout, what, address, root.name)
-        self.session = self._entered = session
+        self.session, self._entered = session, (session, called)
         return self.group
 
     def leave_group(self) -> None:
@@ -80,12 +83,13 @@ class Membership:
         if group is not None:
             group.close()
         if entered is not None:
-            entered.leave()
+            session, called = entered
+            session.leave(called)
 
     def close(self) -> None:
         """Leave the group and the sessions."""
         self.leave_group()
-        self.home.leave()
+        self.home.leave(self._called)
 
 
 def _parse(text: str) -> _Handle:

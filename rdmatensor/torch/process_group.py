@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -79,12 +80,13 @@ class ProcessGroup(Operations, c10d.ProcessGroup):  # type: ignore[misc]
             self._rank, self._size = rank, size
         elif parent is None:
             session, group = join(store, rank, size, name, list(ranks), self._limit)
-            self._membership = Membership(session, group)
+            self._membership = Membership(session, group.name, group)
             self._configure(group, group.name, ranks)
         else:
             group = parent._split(name, ranks, self._limit)
-            self._membership = Membership(parent._membership.session.share(), group)
-            self._configure(group, f"{parent._unique}/{group.name}", ranks)
+            unique = f"{parent._unique}/{group.name}"
+            self._membership = Membership(parent._session.share(unique), unique, group)
+            self._configure(group, unique, ranks)
         self._end = weakref.finalize(self, self._membership.close)
         self._end.atexit = False  # then devices are closed, and their groups with them
 
@@ -176,7 +178,9 @@ class ProcessGroup(Operations, c10d.ProcessGroup):  # type: ignore[misc]
     def _split(self, name: str, ranks: Sequence[int], limit: float) -> Group:
         """Return a group of members by their ranks among all processes. Names may come again."""
         self._splits[name] += 1
-        unique = f"{name[:40]} {self._splits[name]}"
+        # Also among those that this process has split off other process groups.
+        parent = sha256(self._unique.encode()).hexdigest()[:12]
+        unique = f"{name[:36]} {self._splits[name]} {parent}"
         within = [self._ranks.index(each) for each in ranks]
         with failing(f"splitting off process group {name!r}"):
             return self._calls.group.split(within, unique, limit)

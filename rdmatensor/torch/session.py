@@ -23,50 +23,55 @@ from .mailbox import Mailbox
 from .work import failing
 
 _lock = threading.Lock()
-# By the secret that their devices prove to peers. There is one, unless groups come from several stores.
-_sessions: dict[str, Session] = {}
+# There is one, unless groups come from several stores, or threads are members of one group.
+_sessions: list[Session] = []
 
 
 class Session:
-    """A device, and the number of process groups that use it. The last one closes it."""
+    """A device, and the process groups that use it. The last one closes it."""
 
     def __init__(self, secret: str, device: Device) -> None:
         self.secret = secret
+        """What the device proves to peers."""
         self.device = device
-        self._users = 0
+        self._groups: set[str] = set()
         self._opening = threading.Lock()
         self._mailbox: Mailbox | None = None
         self._peers: dict[str, RemoteDevice] = {}
 
     @classmethod
-    def enter(cls, secret: str | None, rank: int, store: Any) -> Session:
-        """Return the session with this secret, or a new one. None takes any, or makes a secret.
+    def enter(cls, secret: str | None, called: str, rank: int, store: Any) -> Session:
+        """Return a session with this secret for the group that is `called` so, or a new one.
 
-        `rank` is that of this process among all, and names its device. Call leave() once for each call.
-        Raises what Device raises.
+        No secret takes any session's, or makes one. A device is in a group once: threads of this process that
+        are members of one group have a session each. `rank` is that of this member among all, and names its
+        device. Call leave() once for each call. Raises what Device raises.
         """
         with _lock:
             if secret is None:
-                secret = next(iter(_sessions), _new_secret())
-            session = _sessions.get(secret)
-            if session is None:
-                session = _sessions[secret] = cls(secret, _open(secret, rank, store))
-            session._users += 1
+                secret = _sessions[0].secret if _sessions else _new_secret()
+            for session in _sessions:
+                if session.secret == secret and called not in session._groups:
+                    break
+            else:
+                session = cls(secret, _open(secret, rank, store))
+                _sessions.append(session)
+            session._groups.add(called)
             return session
 
-    def share(self) -> Session:
-        """Return this session, for one process group more."""
+    def share(self, called: str) -> Session:
+        """Return this session, for one process group more, which is `called` so."""
         with _lock:
-            self._users += 1
+            self._groups.add(called)
         return self
 
-    def leave(self) -> None:
-        """Close the device, unless other process groups use it."""
+    def leave(self, called: str) -> None:
+        """Close the device, unless other process groups than this one use it."""
         with _lock:
-            self._users -= 1
-            if self._users or _sessions.get(self.secret) is not self:
+            self._groups.discard(called)
+            if self._groups or self not in _sessions:
                 return
-            del _sessions[self.secret]
+            _sessions.remove(self)
         self.device.close()
         if self._mailbox is not None:
             self._mailbox.join()
@@ -102,7 +107,7 @@ def current_device() -> Device:
     There are several only if process groups came from several stores: then it is the newest.
     """
     with _lock:
-        for session in reversed(_sessions.values()):
+        for session in reversed(_sessions):
             return session.device
     raise RuntimeError('call torch.distributed.init_process_group("rdmatensor") first')
 
@@ -123,11 +128,11 @@ def join(
     if rank:
         address, expected, called, secret = json.loads(_wait_for(store, key, timeout, what))
         with failing(what):
-            session = Session.enter(secret, everywhere, store)
+            session = Session.enter(secret, called, everywhere, store)
         return session, meet(session, rank, size, called, timeout, what, address, expected)
-    with failing(what):
-        session = Session.enter(None, everywhere, store)
     called = f"{name[:40]} {secrets.token_hex(8)}"
+    with failing(what):
+        session = Session.enter(None, called, everywhere, store)
     store.set(
         key, json.dumps([session.device.address, session.device.name, called, session.secret])
     )
@@ -155,17 +160,20 @@ def meet(
             expected = expect or session.device.name
             return Group(session.device, rank, size, address, name, timeout, expected)
     except BaseException:
-        session.leave()
+        session.leave(name)
         raise
 
 
-def enter_alone(rank: int, store: Any) -> Session:
-    """Return a session before others are known. Processes that share `store` get the same secret."""
+def enter_alone(called: str, rank: int, store: Any) -> Session:
+    """Return a session before others are known. Processes that share `store` get the same secret.
+
+    Leave it by the name `called`.
+    """
     with _lock:
-        proposed = next(iter(_sessions), "") or _new_secret()
+        proposed = (_sessions[0].secret if _sessions else "") or _new_secret()
     agreed = bytes(store.compare_set("secret", "", proposed)).decode() if proposed else ""
     with failing("creating a process group"):
-        return Session.enter(agreed, rank, store)
+        return Session.enter(agreed, called, rank, store)
 
 
 def _wait_for(store: Any, key: str, timeout: float, what: str) -> bytes:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -75,12 +76,16 @@ class Work(c10d.Work):  # type: ignore[misc]
         """The number of the call among those of the process group, from 1 on; 0 for calls without one."""
 
     def wait(self, timeout: timedelta = _NEVER) -> bool:
-        """Block until the operations are complete. Raises the error with which they failed.
+        """Block until the operations are complete, and the future if there is one.
 
-        After `timeout`, if it is not zero, raises RuntimeError; the operations go on.
+        Raises the error with which they failed. After `timeout`, if it is not zero, raises RuntimeError; the
+        operations go on.
         """
         if not self._done:
             self._settle(timeout.total_seconds())
+        if self._future is not None:
+            # The thread of futures may be busy, and callers of get_future() rely on it after wait().
+            self._future.finish()
         if self._error is not None:
             raise self._error
         return True
@@ -121,7 +126,8 @@ class Work(c10d.Work):  # type: ignore[misc]
         """Return a future of the result. It is the same one each time.
 
         Futures of a process group are completed in the order in which they were asked for, by one thread, so
-        that operations that their callbacks start are in the same order at every member.
+        that operations that their callbacks start are in the same order at every member. Who waits for one,
+        or for its Work, completes it at once.
         """
         future = self._future
         if future is None:
@@ -238,6 +244,13 @@ class _WorkFuture(Future):  # type: ignore[misc]
             work._settle(0.0)
             self.complete()
         return super().wait()
+
+    def finish(self) -> None:
+        """Be complete when it returns: the work is. Another thread may still run callbacks."""
+        self.complete()
+        if not self.done():
+            with contextlib.suppress(RuntimeError):  # the error of the work
+                super().wait()
 
     def complete(self) -> None:
         """Set the result, once; the caller runs callbacks."""

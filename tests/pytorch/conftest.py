@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ def nursery() -> Iterator[LocalNursery]:
     pytest.importorskip(
         "torch.distributed", reason="torch is not installed: pip install --group test"
     )
-    nursery = LocalNursery(modules=["numpy", "torch.distributed.fsdp", "rdmatensor.torch"])
+    modules = ["numpy", "torch.distributed.fsdp", "rdmatensor.torch"]
+    if find_spec("torchft"):
+        modules += ["torchft.coordination", "rdmatensor.torch.torchft"]
+    nursery = LocalNursery(modules=modules)
     yield nursery
     nursery.close()
 

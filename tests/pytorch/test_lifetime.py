@@ -70,7 +70,7 @@ def test_secret_comes_from_the_store(ranks: Make) -> None:
     """Who does not know the store cannot connect from another host; no setting is left changed."""
     pair = ranks(2)
     assert pair.get("rdmatensor.config.get('SECRET_FILE')") == [""] * 2
-    first, second = pair.get("list(rdmatensor.torch.session._sessions)")
+    first, second = pair.get("[each.secret for each in rdmatensor.torch.session._sessions]")
     assert first == second and len(first[0]) == 64
 
 

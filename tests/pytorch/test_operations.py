@@ -301,6 +301,26 @@ def test_futures_are_completed_in_their_order(three: Ranks) -> None:
     )
 
 
+def test_future_is_complete_after_the_wait_for_its_work(three: Ranks) -> None:
+    """Even if the thread that completes futures is busy with a callback."""
+    three.run(
+        """
+        busy, go_on = threading.Event(), threading.Event()
+        held = dist.irecv(torch.empty(3), (rank - 1) % size).get_future()
+        held.add_done_callback(lambda _: busy.set() or go_on.wait(60))
+        dist.barrier()
+        dist.send(torch.ones(3), (rank + 1) % size)
+        assert busy.wait(60)
+        second = dist.all_reduce(torch.ones(3), async_op=True)
+        future = second.get_future()
+        second.wait()
+        assert future.done() and future.value()[0][0] == 3.0
+        go_on.set()
+        held.wait()
+        """
+    )
+
+
 def test_futures_keep_nothing_alive(three: Ranks) -> None:
     """Buckets of gradients are large: they must not wait for the garbage collector."""
     three.run(
