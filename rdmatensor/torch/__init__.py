@@ -10,9 +10,18 @@ import torch.distributed as dist
 
 from .memory import bucket_hook, empty
 from .process_group import ProcessGroup, create
+from .synchronize import Synchronization, synchronize
 from .window import Window
 
-__all__ = ["ProcessGroup", "Window", "bucket_hook", "empty", "register"]
+__all__ = [
+    "ProcessGroup",
+    "Synchronization",
+    "Window",
+    "bucket_hook",
+    "empty",
+    "register",
+    "synchronize",
+]
 
 
 def register() -> None:

@@ -21,7 +21,13 @@ def nursery() -> Iterator[LocalNursery]:
     pytest.importorskip(
         "torch.distributed", reason="torch is not installed: pip install --group test"
     )
-    modules = ["numpy", "torch.distributed.fsdp", "rdmatensor.torch"]
+    modules = [
+        "numpy",
+        "torch.distributed.fsdp",
+        "torch._dynamo",
+        "rdmatensor.torch",
+        "rdmatensor.train.sync.ssp",
+    ]
     if find_spec("torchft"):
         modules += ["torchft.coordination", "rdmatensor.torch.torchft"]
     nursery = LocalNursery(modules=modules)

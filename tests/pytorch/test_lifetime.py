@@ -57,6 +57,20 @@ def test_groups_of_some(ranks: Make) -> None:
     )
 
 
+def test_parts_of_several_groups_have_one_name(ranks: Make) -> None:
+    three = ranks(3)
+    three.run(
+        """
+        groups = [dist.new_group(list(each)) for each in ((0, 1), (1, 2))]
+        parts = [each.split_group([0, 1], group_name="part") for each in groups if dist.get_rank(each) >= 0]
+        for each in parts:
+            x = torch.ones(3)
+            each.allreduce([x]).wait()
+            assert x.tolist() == [2.0] * 3
+        """
+    )
+
+
 def test_device_is_closed_with_the_last_group(ranks: Make) -> None:
     pair = ranks(2)
     assert pair.get("len(rdmatensor.device._open_devices)") == [1] * 2

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The synchronizers of rdmatensor.train that exchange parameters every so often, for torch's models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import RdmaError, UsageError
+from ..train.run.membership import Membership
+from ..train.sync.base import Gradients, Parameters
+from ..train.sync.periods import Quality
+from .process_group import ProcessGroup
+from .work import failure
+
+__all__ = ["Synchronization", "synchronize"]
+
+
+class _Members(Membership):
+    """The members of a process group, in a group of the synchronizer's own over the same connections."""
+
+    def __init__(self, pg: ProcessGroup) -> None:
+        self.rank, self.size, self.timeout = pg.rank(), pg.size(), pg._calls.limit
+        self.device = pg._session.device
+        self.group = pg._split("synchronizer", pg._ranks, self.timeout)
+        self.closing = []
+        self.name = (
+            self.group.name
+        )  # of its stores: unique in this process, and the same at all members
+
+
+class Synchronization:
+    """A model that a synchronizer keeps near those of the other processes. synchronize() makes it.
+
+    Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        synchronizer: Parameters,
+        process_group: Any = None,
+    ) -> None:
+        if not isinstance(synchronizer, Parameters) or isinstance(synchronizer, Gradients):
+            raise UsageError(
+                f"{type(synchronizer).__name__} changes gradients, as DistributedDataParallel does: "
+                "give a synchronizer that exchanges parameters, such as LocalSGD, DiLoCo, EASGD or PullGossip"
+            )
+        pg = _ours(process_group or dist.group.WORLD)
+        self._optimizer = optimizer
+        self._synchronizer = synchronizer
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        for each in self._parameters:
+            if not each.is_cpu or hasattr(each, "to_local"):
+                raise UsageError(
+                    "synchronize() takes models with whole parameters on the CPU, and this one has a "
+                    f"{type(each).__name__} on {each.device}"
+                )
+        self.steps = 0
+        """How often step() was called."""
+        self._ended = False
+        # Processes begin with one model.
+        for tensor in [*model.parameters(), *model.buffers()]:
+            pg.broadcast([tensor.detach()], root=0).wait()
+        self._members = _Members(pg)
+        assert self._members.group is not None
+        double = any(each.dtype is torch.float64 for each in self._parameters)
+        size = sum(each.numel() for each in self._parameters)
+        self._x = self._members.group.empty(size, "float64" if double else "float32")
+        self._views = [
+            view.view(each.shape)
+            for view, each in zip(
+                torch.from_numpy(self._x).split([each.numel() for each in self._parameters]),
+                self._parameters,
+                strict=True,
+            )
+        ]
+        synchronizer.shapes = [tuple(each.shape) for each in self._parameters]
+        self._take()
+        try:
+            self._next = synchronizer.begin(self._members, self._x)
+        except RdmaError as error:
+            self.close()
+            raise failure("beginning to synchronize", error) from error
+
+    def step(self, loss: Any = None) -> None:
+        """Count a step, and exchange parameters if the synchronizer wants it. Call it after optimizer.step().
+
+        `loss`, of this process's batch, is what the period `Quality` needs. Raises DistBackendError, which
+        names the member, if one is gone or does something else; the model stays as it is. Synchronizers that
+        wait for nobody go on without a member that is gone.
+        """
+        if self._ended:
+            raise UsageError("the synchronization has been finished or closed: make a new one")
+        if loss is not None:
+            self._synchronizer.observe(float(loss))
+        elif isinstance(getattr(self._synchronizer, "period", None), Quality):
+            raise UsageError("the period Quality follows the loss: call step(loss)")
+        self.steps += 1
+        if self.steps < self._next:
+            return
+        self._take()
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        try:
+            self._next = self._synchronizer.exchange(self._x, self.steps, rate)
+        except RdmaError as error:
+            raise failure(f"synchronizing after step {self.steps}", error) from error
+        self._give()
+
+    def finish(self) -> None:
+        """Bring the models together when training ends, wait for who still needs this process, and close.
+
+        With synchronizers that wait, all processes call it after equally many steps, and have one model
+        afterwards. The others leave each process its own. Raises what step() raises.
+        """
+        if self._ended:
+            return
+        self._take()
+        try:
+            self._synchronizer.conclude(self._x, self.steps)
+            self._give()
+            self._synchronizer.finish()
+        except RdmaError as error:
+            raise failure(f"finishing after step {self.steps}", error) from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End it without the others: those that wait for this process fail. It may be called again."""
+        if self._ended:
+            return
+        self._ended = True
+        self._synchronizer.close()
+        if self._members.group is not None:
+            self._members.group.close()
+
+    def _take(self) -> None:
+        """Copy the parameters into the vector."""
+        for view, each in zip(self._views, self._parameters, strict=True):
+            view.copy_(each.detach())
+
+    def _give(self) -> None:
+        """Copy the vector into the parameters."""
+        with torch.no_grad():
+            for view, each in zip(self._views, self._parameters, strict=True):
+                each.copy_(view)
+
+
+def synchronize(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    synchronizer: Parameters,
+    process_group: dist.ProcessGroup | None = None,
+) -> Synchronization:
+    """Let a synchronizer of rdmatensor.train exchange a model's parameters between steps.
+
+    All processes call it, and begin with rank 0's parameters and buffers. Then each trains by itself. Call
+    step() of what this returns after each `optimizer.step()`, and finish() at the end. `synchronizer` is one
+    that exchanges parameters, such as rdmatensor.train.sync.DiLoCo(50); it serves one model. It gets the
+    learning rate of the optimizer's first group. Buffers, and the state of the optimizer, stay in each
+    process. Raises UsageError if the synchronizer changes gradients, or parameters are not whole on the CPU;
+    DistBackendError if a member is gone.
+    """
+    return Synchronization(model, optimizer, synchronizer, process_group)
+
+
+def _ours(group: Any) -> ProcessGroup:
+    """Return the process group as ours. Raises UsageError if it is of another backend."""
+    backend = None if group is None else group._get_backend(torch.device("cpu"))
+    if not isinstance(backend, ProcessGroup):
+        raise UsageError(
+            'synchronize() needs a process group of the backend rdmatensor: init_process_group("rdmatensor")'
+        )
+    return backend
