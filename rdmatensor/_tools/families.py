@@ -14,6 +14,7 @@ from .._api import plugin, training
 from .._api.library import __version__
 from ..device import DeviceStats, _open_devices
 from ..errors import RdmaError
+from ..group import GroupInfo
 
 # The values of the labels, and the number.
 _Row = tuple[Sequence[str], float]
@@ -31,6 +32,7 @@ def families() -> Iterator[Metric]:
     servers = [([task], 1.0) for task in sorted(set(stats["servers"]))]
     yield _gauge("server_info", "Servers with grpc+rdma of this process.", ["task"], servers)
     yield from _devices(stats["devices"])
+    yield from _groups()
     yield from _training(training.stats())
     if not loaded:
         return
@@ -235,3 +237,31 @@ def _devices(of_servers: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         yield _counter(f"device_{name}", text, labels, [(who, each[name]) for who, each in devices])
     for name, text in _DEVICE_GAUGES.items():
         yield _gauge(f"device_{name}", text, labels, [(who, each[name]) for who, each in devices])
+
+
+def _groups() -> Iterator[Metric]:
+    """Yield the metrics of Python's open groups, such as the process groups of torch."""
+    groups: list[GroupInfo] = []
+    for device in list(_open_devices):
+        for group in list(device._groups):
+            # Another thread may close it at the same time.
+            with contextlib.suppress(RdmaError):
+                groups.append(group.info)
+    yield _gauge("group_info", "Groups of this process, and its place in them.", ["group", "rank", "size"],
+                 [([each.name, str(each.rank), str(each.size)], 1.0) for each in groups])  # fmt: skip
+    texts = {
+        "operations": "Operations of the group that ended well, by algorithm.",
+        "bytes": "Bytes that this process sent in them.",
+    }
+    for name, text in texts.items():
+        rows = [
+            ([each.name, str(each.rank), algorithm or "one"], float(number))
+            for each in groups
+            for algorithm, number in getattr(each, name).items()
+            if number
+        ]
+        yield _counter(f"group_{name}", text, ["group", "rank", "algorithm"], rows)
+    copies = [([each.name, str(each.rank)], float(each.copies)) for each in groups]
+    yield _counter(
+        "group_copied_bytes", "Bytes that it had to copy for them.", ["group", "rank"], copies
+    )

@@ -141,6 +141,7 @@ class View:
     faults: dict[str, float] = field(default_factory=dict)
     fallbacks: dict[str, float] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
+    groups: list[dict[str, Any]] = field(default_factory=list)
 
 
 def view(address: str, before: Reading, now: Reading) -> View:
@@ -201,6 +202,19 @@ def view(address: str, before: Reading, now: Reading) -> View:
         "pending": now.value("device_pending"),
     }
     shown.training = _training(now, rate)
+    for labels in now.labels("group_info"):
+        who = {"group": labels["group"], "rank": labels["rank"]}
+        shown.groups.append(
+            {
+                **labels,
+                "operations": now.value("group_operations_total", **who),
+                "operations_per_s": rate("group_operations_total", **who),
+                "bytes": now.value("group_bytes_total", **who),
+                "bytes_per_s": rate("group_bytes_total", **who),
+                "copied_bytes_per_s": rate("group_copied_bytes_total", **who),
+            }
+        )
+    shown.groups.sort(key=lambda group: -float(group["bytes"]))
     shown.faults = _faults(now)
     shown.fallbacks = {
         **now.by("rpc_sent_tensors_total", "reason"),

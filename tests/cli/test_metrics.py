@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rdmatensor
@@ -70,6 +72,33 @@ def test_counters_of_devices_are_served(endpoint: rdmatensor.metrics.Endpoint) -
     assert seen.labels("info") == [{"version": rdmatensor.__version__}]
     gone = watching.read(endpoint.address)
     assert gone.labels("device_writes_total") == []
+
+
+def test_groups_are_served_and_shown(endpoint: rdmatensor.metrics.Endpoint) -> None:
+    with rdmatensor.Device() as first, rdmatensor.Device() as second, ThreadPoolExecutor() as pool:
+        joining = pool.submit(rdmatensor.Group, second, 1, 2, first.address, "sums")
+        groups = [rdmatensor.Group(first, 0, 2, name="sums"), joining.result()]
+
+        def sum_up(count: int) -> None:
+            list(pool.map(lambda group: group.all_reduce(np.ones(count)), groups))
+
+        sum_up(1000)
+        seen = watching.read(endpoint.address)
+        sum_up(5000)
+        now = watching.read(endpoint.address)
+        top_says = top("--once", endpoint.address).stdout
+        for group in groups:
+            who = {"group": "sums", "rank": str(group.rank)}
+            assert {**who, "size": "2"} in now.labels("group_info")
+            assert seen.value("group_operations_total", **who) == 1
+            assert now.value("group_operations_total", **who) == 2
+            assert now.value("group_bytes_total", **who) == sum(group.info.bytes.values()) > 0
+            assert now.value("group_copied_bytes_total", **who) == group.info.copies
+        assert "rank 0 of 2" in top_says and "sums" in top_says and "plugin" not in top_says
+        for shown in watching.view("here", seen, now).groups:
+            assert shown["operations_per_s"] > 0 and shown["bytes_per_s"] > 0
+            assert shown["operations"] == 2
+    assert watching.read(endpoint.address).labels("group_info") == []
 
 
 OFF = """

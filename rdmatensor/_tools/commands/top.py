@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..watching import Reading, View
 
 _EDGES = 5
+_GROUPS = 5
 
 
 @click.command()
@@ -129,8 +130,14 @@ def _task(view: View) -> list[RenderableType]:
         return [Text(f"{view.address}: {view.error}", style="red")]
     rank = f"rank {view.training['rank']} of {view.training['size']}" if view.training else ""
     names = ", ".join([*(short(task) for task in view.tasks), *filter(None, [rank])])
+    if not names and view.groups:
+        names = f"rank {view.groups[0]['rank']} of {view.groups[0]['size']}"
     names = names or "no grpc+rdma server and no training yet"
     parts: list[RenderableType] = [Text(f"{names} at {view.address}", style="bold")]
+    if view.groups:
+        parts.append(_groups(view))
+    if not view.plugin and view.groups:
+        return [*parts, *_alarms(view), Text("")]
     if not view.plugin:
         text = (
             "  the TensorFlow plugin is not loaded there, or not yet, while TensorFlow is imported"
@@ -148,12 +155,17 @@ def _task(view: View) -> list[RenderableType]:
     if view.training:
         parts += _training(view.training)
     parts.append(Text(_memory(view)))
+    return [*parts, *_alarms(view), Text("")]
+
+
+def _alarms(view: View) -> list[RenderableType]:
+    from rich.text import Text
+
     alarms = {name: count for name, count in {**view.faults, **view.fallbacks}.items() if count}
-    if alarms:
-        words = ", ".join(f"{name.replace('_', ' ')} {count:.0f}" for name, count in alarms.items())
-        parts.append(Text(f"  since the start: {words}", style="yellow"))
-    parts.append(Text(""))
-    return parts
+    if not alarms:
+        return []
+    words = ", ".join(f"{name.replace('_', ' ')} {count:.0f}" for name, count in alarms.items())
+    return [Text(f"  since the start: {words}", style="yellow")]
 
 
 def short(task: str) -> str:
@@ -226,6 +238,24 @@ def _edges(view: View) -> Table:
             duration(edge["longest_seconds"]),
             f"{edge['waiting']:.2f}",
             Text(edge["edge"] or "(not planned)"),
+        )
+    return table
+
+
+def _groups(view: View) -> Table:
+    from rich.text import Text
+
+    from ...units import size
+
+    table = _table("group", "rank", "operations/s", "sent/s", "copied/s", "sent so far")
+    for group in view.groups[:_GROUPS]:
+        table.add_row(
+            f"  {group['group']}",
+            f"{group['rank']} of {group['size']}",
+            f"{group['operations_per_s']:.0f}",
+            size(group["bytes_per_s"]),
+            size(group["copied_bytes_per_s"]),
+            Text(size(group["bytes"])),
         )
     return table
 
