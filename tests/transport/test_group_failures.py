@@ -353,3 +353,28 @@ def test_after_fork(alone: rdmatensor.Group) -> None:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     alone.barrier()
+
+
+@pytest.mark.any_transport
+def test_waiting_after_fork(pair: Team) -> None:
+    """The child would take the messages that its parent waits for."""
+    first, second = pair.peers
+    first.run(
+        """
+        import os
+
+        operation = group.start("all_reduce", np.ones(1000), timeout=60)
+        child = os.fork()
+        if child == 0:
+            try:
+                operation.wait(10)
+            except rdmatensor.UsageError as error:
+                os._exit(0 if error.status == "FORKED" else 2)
+            os._exit(1)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        """
+    )
+    assert first.get("ended") == 0
+    second.run("operation = group.start('all_reduce', np.ones(1000))")
+    for member in (first, second):
+        assert member.get("operation.result(60).tolist() == [2] * 1000")

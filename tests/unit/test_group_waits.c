@@ -2,6 +2,8 @@
  *
  * Threads that wait for a started operation drive it, or leave it to those of the device, however the wait ends.
  */
+#include <sys/wait.h>
+
 #include "group_trials.h"
 
 enum { LONGEST = 150000, ROUNDS = 200, WAITERS = 3 };
@@ -159,10 +161,37 @@ static void test_alone(void) {
   close_group(members, 1);
 }
 
+/* A child of fork would take the messages that its parent waits for. */
+static void test_forked(void) {
+  member members[MEMBERS];
+  int status = -1;
+  open_group(members, 2, "forked");
+  fill(1000, 0);
+  rdt_transfer *first = start(&members[0], 1, numbers[0], 1000);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    const bool refused = rdt_transfer_wait(first, 10000) == RDT_ERR_FORKED &&
+                         rdt_transfer_wait(first, 0) == RDT_ERR_FORKED;
+    rdt_transfer_free(first);
+    _exit(refused ? 0 : 1);
+  }
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  rdt_transfer *second = start(&members[1], 1, numbers[1], 1000);
+  EXPECT_STATUS(RDT_OK, rdt_transfer_wait(first, PATIENCE_MS));
+  EXPECT_STATUS(RDT_OK, rdt_transfer_wait(second, PATIENCE_MS));
+  expect_sums(1000, 0);
+  rdt_transfer_free(first);
+  rdt_transfer_free(second);
+  close_group(members, 2);
+}
+
 int main(void) {
   test_rounds();
   test_many_waiters();
   test_ends();
   test_alone();
+  test_forked();
   return 0;
 }

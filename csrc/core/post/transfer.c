@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/config.h"
+#include "base/forks.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/post/channel.h"
@@ -26,9 +27,10 @@ struct rdt_transfer {
   atomic_int refs; /* the waiter's and the completion's */
   pthread_mutex_t lock;
   pthread_cond_t completed;
-  rdt_status status;                 /* RDT_IN_PROGRESS until then */
-  rdt_event *watchers;               /* until then; each counts as one of the channel's sleepers */
-  rdt_channel *channel;              /* NULL for an operation of a group */
+  rdt_status status;    /* RDT_IN_PROGRESS until then */
+  rdt_event *watchers;  /* until then; each counts as one of the channel's sleepers */
+  rdt_channel *channel; /* NULL for an operation of a group */
+  unsigned fork_epoch;
   const rdt_transfer_driver *driver; /* NULL if no waiter may drive */
   void *operation;
   char text[256]; /* why that operation failed */
@@ -41,6 +43,7 @@ rdt_transfer *rdt_transfer_new(rdt_channel *channel) {
   pthread_mutex_init(&transfer->lock, NULL);
   atomic_init(&transfer->refs, 2);
   transfer->status = RDT_IN_PROGRESS;
+  transfer->fork_epoch = rdt_forks_epoch();
   transfer->channel = channel;
   if (channel) rdt_channel_ref(channel);
   return transfer;
@@ -165,6 +168,19 @@ rdt_status rdt_channel_grant(rdt_channel *channel, rdt_registration *registratio
   return status;
 }
 
+/* In a child of fork, polling would take what its parent waits for, and a thread that only the parent has may hold the
+ * lock. */
+static bool is_forked(const rdt_transfer *transfer) {
+  return transfer->fork_epoch != rdt_forks_epoch();
+}
+
+static rdt_status fail_forked(const rdt_transfer *transfer) {
+  if (transfer->status == RDT_OK) return RDT_OK;
+  return rdt_fail(RDT_ERR_FORKED,
+                  "the transfer was begun before fork, and only the parent learns of its end: wait "
+                  "there, and begin transfers of this process with a device of its own");
+}
+
 static rdt_status current(rdt_transfer *transfer) {
   pthread_mutex_lock(&transfer->lock);
   rdt_status status = transfer->status;
@@ -219,6 +235,7 @@ static void drive(rdt_transfer *transfer, rdt_deadline deadline) {
 
 rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms) {
   if (!transfer) return rdt_fail(RDT_ERR_INVALID, "transfer must not be NULL");
+  if (is_forked(transfer)) return fail_forked(transfer);
   bool polls = may_poll(transfer);
   bool complete = is_complete(transfer);
   if (!complete && polls) complete = timeout_ms == 0 ? look(transfer) : poll_for_a_while(transfer);
@@ -249,6 +266,7 @@ static bool add_watcher(rdt_transfer *transfer, rdt_event *event) {
 
 rdt_status rdt_transfer_watch(rdt_transfer *transfer, rdt_event_queue *queue, uint64_t token) {
   if (!transfer || !queue) return rdt_fail(RDT_ERR_INVALID, "transfer and queue must not be NULL");
+  if (is_forked(transfer)) return fail_forked(transfer);
   rdt_event *event = rdt_event_new(queue, token);
   if (!event) return RDT_ERR_NO_MEMORY;
   begin_sleep(transfer->channel);

@@ -277,7 +277,8 @@ RDT_API rdt_status rdt_channel_post(rdt_channel *channel, const rdt_op *ops, siz
 RDT_API rdt_status rdt_channel_submit(rdt_channel *channel, const rdt_op *ops, size_t count,
                                       rdt_transfer **transfer);
 /* Waits for completion and returns its status; RDT_ERR_DEADLINE when `timeout_ms` passed first (the
- * transfer goes on), RDT_IN_PROGRESS at once when it is 0. */
+ * transfer goes on), RDT_IN_PROGRESS at once when it is 0, RDT_ERR_FORKED in a child of the process that began it, unless
+ * it has succeeded there before. */
 RDT_API rdt_status rdt_transfer_wait(rdt_transfer *transfer, int timeout_ms);
 /* Gives the handle up, complete or not. NULL is ignored. */
 RDT_API void rdt_transfer_free(rdt_transfer *transfer);
