@@ -214,7 +214,7 @@ def view(address: str, before: Reading, now: Reading) -> View:
                 "copied_bytes_per_s": rate("group_copied_bytes_total", **who),
             }
         )
-    shown.groups.sort(key=lambda group: -float(group["bytes"]))
+    shown.groups.sort(key=lambda each: (-float(each["bytes"]), each["group"], int(each["rank"])))
     shown.faults = _faults(now)
     shown.fallbacks = {
         **now.by("rpc_sent_tensors_total", "reason"),
