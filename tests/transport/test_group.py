@@ -261,8 +261,8 @@ def test_started_operations_keep_their_arrays(pair: Team) -> None:
         """
         outs = [np.zeros(100000, "int64") for _ in range(30)]
         for turn, out in enumerate(outs):  # nobody else holds what they take and return
-            group.start("all_reduce", np.full(100000, turn, "int64"), out)
-        end = time.monotonic() + 20
+            group.start("all_reduce", np.full(100000, turn, "int64"), out, timeout=60)
+        end = time.monotonic() + 50
         right = lambda: all((out == 2 * turn).all() for turn, out in enumerate(outs))
         while not right() and time.monotonic() < end:
             np.full(100000, -1, "int64")
