@@ -25,8 +25,9 @@ def main() -> None:
     whole = torch.rand(size * ROWS + 2, COLUMNS, generator=torch.Generator().manual_seed(0)) * 100
     # Our rows, and one more on each side, which belongs to a neighbour.
     mine = whole[rank * ROWS : (rank + 1) * ROWS + 2].clone()
-    # What neighbours put, above and below. They may be a step ahead of us, but not two: they need our edge
-    # of this step first. So there are two places for each, which take turns.
+    # Neighbours put their edges here: the upper one first, then the lower one. A neighbour may be one step
+    # ahead of this process, but not two, because it needs this process's edge first. So each has two places,
+    # which it uses in turns.
     edges = rdmatensor.torch.empty((2, 2, COLUMNS))
     window = dist.group.WORLD.new_window(edges)  # with torch 2.14: dist._new_window(edges)
     neighbours = {side: rank + (-1, 1)[side] for side in (0, 1) if 0 <= rank + (-1, 1)[side] < size}

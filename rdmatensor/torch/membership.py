@@ -13,7 +13,7 @@ from .work import failing
 
 
 class _Handle(NamedTuple):
-    """What others need to make a group with a process: where its device is, and how to be trusted by it."""
+    """The address of a process's device and the secret that it accepts, with which others join a group."""
 
     member: str
     address: str

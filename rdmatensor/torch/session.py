@@ -32,7 +32,7 @@ class Session:
 
     def __init__(self, secret: str, device: Device) -> None:
         self.secret = secret
-        """What the device proves to peers."""
+        """The secret by which the device and its peers recognize each other."""
         self.device = device
         self._groups: set[str] = set()
         self._opening = threading.Lock()

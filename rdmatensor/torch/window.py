@@ -30,7 +30,7 @@ __all__ = ["Window"]
 
 
 class _Member(NamedTuple):
-    """What a member has registered, or the `error` because of which it could not."""
+    """The memory that a member has registered, or the `error` that prevented it."""
 
     address: str = ""
     name: str = ""
