@@ -124,8 +124,14 @@ rdt_status rdt_pool_take(rdt_pool *pool, size_t size, void **address) {
 void rdt_pool_give_back(rdt_pool *pool, void *address, size_t size) {
   size_t pages = (size + PAGE - 1) / PAGE;
   block *unused = NULL;
-  /* Frees the pages, which are of a file, and read as zeros afterwards. */
-  if (madvise(address, pages * PAGE, MADV_REMOVE) != 0) memset(address, 0, pages * PAGE);
+  int fd;
+  uint64_t offset;
+  /* Frees the pages of the file, which read as zeros afterwards. Emulators accept madvise(MADV_REMOVE) without doing
+   * it. */
+  if (rdt_memory_find(address, pages * PAGE, &fd, &offset) != RDT_OK ||
+      fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                (off_t)(pages * PAGE)) != 0)
+    memset(address, 0, pages * PAGE);
   pthread_mutex_lock(&pool->lock);
   block **link = &pool->blocks;
   while ((char *)address < (*link)->address ||

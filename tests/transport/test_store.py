@@ -80,6 +80,7 @@ thread.start()
 """
 
 
+@pytest.mark.any_transport
 def test_a_hammering_writer_never_yields_a_torn_version(
     member: Peer, store: rdmatensor.Store, transport: str
 ) -> None:

@@ -42,7 +42,7 @@ static int post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *first, struct 
 }
 
 static struct ibv_context context = {.ops = {.poll_cq = poll_cq, .post_srq_recv = post_srq_recv}};
-static struct ibv_cq cq = {.context = &context};
+static struct ibv_cq cq = {.context = &context, .cqe = 150};
 static struct ibv_srq srq = {.context = &context};
 static rdt_domain domain = {
     .context = &context, .srq = &srq, .lock = PTHREAD_MUTEX_INITIALIZER, .max_receives = 1000};
@@ -101,10 +101,19 @@ static void test_overflow(void) {
   EXPECT(posted == CAPACITY);
 }
 
+/* The same, before the device's event has said so. */
+static void test_full(void) {
+  rdt_endpoint ended = endpoint(true);
+  arrived = cq.cqe;
+  rdt_verbs_return_receives(&ended);
+  EXPECT(posted == CAPACITY);
+}
+
 int main(void) {
   test_stopped();
   test_what_is_no_notification();
   test_end();
   test_overflow();
+  test_full();
   return 0;
 }

@@ -364,7 +364,10 @@ bool rdt_verbs_endpoint_idle(const rdt_endpoint *endpoint) {
   return true;
 }
 
+/* Some devices drop the completions of a queue pair with it, so those are taken before. Until SoftRoCE's is
+ * destroyed, it may execute the packet that it met its error with again and again, with a receive each time. */
 static void destroy_queues(rdt_endpoint *endpoint) {
+  if (endpoint->pledged) rdt_verbs_return_receives(endpoint);
   rdt_verbs_endpoint_close_windows(endpoint);
   for (uint32_t i = 0; i < RDT_VERBS_MAX_QUEUES; i++) {
     struct ibv_qp *qp = endpoint->queues[i].qp;
@@ -372,13 +375,11 @@ static void destroy_queues(rdt_endpoint *endpoint) {
     if (qp && rdt_verbs_destroy_qp(qp) != RDT_OK)
       rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());
   }
+  if (endpoint->pledged) rdt_verbs_return_receives(endpoint);
 }
 
 /* A destroyed queue pair touches no memory any more. */
-void rdt_verbs_endpoint_sever(rdt_endpoint *endpoint) {
-  rdt_verbs_return_receives(endpoint);
-  destroy_queues(endpoint);
-}
+void rdt_verbs_endpoint_sever(rdt_endpoint *endpoint) { destroy_queues(endpoint); }
 
 void rdt_verbs_endpoint_abort(rdt_endpoint *endpoint, const rdt_events *events) {
   for (uint32_t i = 0; i < endpoint->queue_count; i++) {
@@ -393,7 +394,6 @@ void rdt_verbs_endpoint_destroy(rdt_endpoint *endpoint) {
     rdt_log(RDT_LOG_DEBUG, "verbs: %llu more operations to %s failed with the first",
             (unsigned long long)endpoint->flushed, endpoint->peer);
   rdt_verbs_endpoint_stop(endpoint); /* the endpoint may never have become a channel's */
-  if (endpoint->pledged) rdt_verbs_return_receives(endpoint);
   destroy_queues(endpoint);
   if (endpoint->cq && rdt_verbs_destroy_cq(endpoint->cq) != RDT_OK)
     rdt_log(RDT_LOG_WARN, "verbs: %s", rdt_last_error());

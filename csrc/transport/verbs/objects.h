@@ -286,8 +286,7 @@ rdt_status rdt_verbs_probe(rdt_endpoint *endpoint);
 
 int rdt_verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events);
 /* Reposts the shared receives that the peer used, including those not polled yet, and drops
- * other completions. Call it for a stopped endpoint while its queue pairs exist: destroying them
- * drops their completions. */
+ * other completions. Call it for a stopped endpoint before its queue pairs are destroyed, and after. */
 void rdt_verbs_return_receives(rdt_endpoint *endpoint);
 bool rdt_verbs_arm(rdt_endpoint *endpoint, bool may_take, bool completions);
 void rdt_verbs_disarm(rdt_endpoint *endpoint);

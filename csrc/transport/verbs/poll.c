@@ -234,15 +234,17 @@ int rdt_verbs_poll(rdt_endpoint *endpoint, int budget, const rdt_events *events)
 
 void rdt_verbs_return_receives(rdt_endpoint *endpoint) {
   struct ibv_wc completions[COMPLETIONS];
-  int count;
+  int count, total = 0;
   do {
     count = take_completions(endpoint, completions);
     for (int i = 0; i < count; i++)
       endpoint->unposted += completions[i].wr_id == RDT_VERBS_RECEIVE_ID;
+    total += count;
   } while (count > 0);
-  /* An overflowed completion queue does not tell how many completions there were. Excess
-   * receives do not fit. */
-  if (atomic_load(&endpoint->broken)) endpoint->unposted = endpoint->domain->max_receives;
+  /* An overflowed completion queue does not tell how many completions there were; the event that says so may
+   * come later. Excess receives do not fit. */
+  if (atomic_load(&endpoint->broken) || total >= endpoint->cq->cqe)
+    endpoint->unposted = endpoint->domain->max_receives;
   repost(endpoint);
 }
 
