@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench_group import over
 from harness import KB, MB, Bench, main
 from networks import Network, loopback_and_veth
-from rdmatensor.units import binary_size
-from team import Members, Team
+from team import Case, Members, Team
 
 OURS, REGISTERED, GLOO, ALONE = "rdmatensor", "rdmatensor, registered", "gloo", "alone"
 PATIENCE_S = 300.0
@@ -28,22 +27,6 @@ KINDS = (
     "send and receive",
 )
 WAYS = {OURS: ("rdmatensor", ""), REGISTERED: ("rdmatensor", "registered"), GLOO: ("gloo", "")}
-
-
-class Case(NamedTuple):
-    """An operation on `nbytes` bytes of each process. A sample is the mean of `calls` calls back to back."""
-
-    kind: str
-    nbytes: int
-    samples: int
-    calls: int
-
-    @property
-    def name(self) -> str:
-        """As --only knows it."""
-        return f"{self.kind} {binary_size(self.nbytes)}"
-
-
 SIZES = ((8, 10, 100), (4 * KB, 10, 100), (256 * KB, 10, 10), (4 * MB, 5, 2), (64 * MB, 2, 1))
 CASES = [Case(kind, *size) for kind in KINDS for size in SIZES]
 
@@ -59,16 +42,7 @@ def compare(bench: Bench, members: Members, network: Network | None, case: Case)
     """Measure one operation of one size in all ways, in turns."""
 
     def turn(backend: str, memory: str) -> list[float]:
-        order: Any = {
-            "kind": case.kind,
-            "backend": backend,
-            "memory": memory,
-            "nbytes": case.nbytes,
-            "calls": case.calls,
-        }
-        members.slowest("steps", PATIENCE_S, count=1, **order)  # warms the caches
-        times = members.slowest("steps", PATIENCE_S, count=case.samples, **order)
-        return [seconds / case.calls for seconds in times]
+        return members.turn(case, PATIENCE_S, backend=backend, memory=memory)
 
     over_network = f", tcp over {network.name}" if network else ""
     bench.compare(

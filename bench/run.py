@@ -41,6 +41,7 @@ PARTS = {
     "groups-tcp": Part("bench_group", ["--tcp"], quick=True),
     "torch": Part("bench_torch", quick=True),
     "torch-tcp": Part("bench_torch", ["--tcp"], quick=True),
+    "jax": Part("bench_jax", quick=True),
     "trees": Part("bench_trees", ["--turns", "1"], quick=True),
     "tensorflow": Part("bench_tensorflow", quick=True),
     "tensorflow-tcp": Part("bench_tensorflow", ["--veth"], quick=True),

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from rdmatensor._tools.processes import Crew, Process, ending, free_addresses
+from rdmatensor.units import binary_size
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 120.0  # the longest silence: all tasks import TensorFlow at once
@@ -175,6 +176,20 @@ class Team:
         return Members(tasks)
 
 
+class Case(NamedTuple):
+    """An operation on `nbytes` bytes of each process. A sample is the mean of `calls` calls back to back."""
+
+    kind: str
+    nbytes: int
+    samples: int
+    calls: int
+
+    @property
+    def name(self) -> str:
+        """As --only knows it."""
+        return f"{self.kind} {binary_size(self.nbytes)}"
+
+
 class Members(list[Task]):
     """Tasks that get the same orders."""
 
@@ -192,6 +207,13 @@ class Members(list[Task]):
     def slowest(self, command: str, patience: float = PATIENCE_S, **fields: Any) -> list[float]:
         """Of answers that are the seconds of several steps, those of the slowest member in each step."""
         return [max(each) for each in zip(*self.ask(command, patience, **fields), strict=True)]
+
+    def turn(self, case: Case, patience: float = PATIENCE_S, **fields: Any) -> list[float]:
+        """Samples of a case, in seconds of a call, after one that compiles and warms the caches."""
+        order = {"kind": case.kind, "nbytes": case.nbytes, "calls": case.calls, **fields}
+        self.slowest("steps", patience, count=1, **order)
+        times = self.slowest("steps", patience, count=case.samples, **order)
+        return [seconds / case.calls for seconds in times]
 
 
 @contextlib.contextmanager

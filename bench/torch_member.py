@@ -63,7 +63,7 @@ def training(group: Any, registered: bool) -> Callable[[], object]:
     if group is not None:
         model = DistributedDataParallel(model, process_group=group)
         if registered:
-            model.register_comm_hook(None, rdmatensor.torch.bucket_hook())
+            model.register_comm_hook(None, rdmatensor.torch.bucket_hook(group))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     data = torch.ones(16, 1024)
 

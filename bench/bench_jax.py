@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collective operations of JAX among processes of this machine, over rdmatensor and over gloo, in turns.
+
+Each way has processes of its own, because a process has one implementation; the others sleep meanwhile.
+"""
+
+from __future__ import annotations
+
+from harness import KB, MB, Bench, main
+from team import Case, Members, Team, free_port
+
+OURS, GLOO = "rdmatensor", "gloo"
+PATIENCE_S = 300.0
+SIZES = ((8, 10, 20), (4 * KB, 10, 20), (4 * MB, 5, 2), (64 * MB, 2, 1))
+CASES = [Case("psum", *size) for size in SIZES] + [
+    Case(kind, 4 * MB, 5, 2) for kind in ("all_gather", "psum_scatter", "all_to_all", "ppermute")
+]
+
+
+def compare(bench: Bench, members: dict[str, Members], case: Case) -> None:
+    """Measure one operation of one size both ways, in turns."""
+
+    bench.compare(
+        f"jax.distributed, {len(members[OURS])} processes",
+        case.kind,
+        {name: lambda those=those: those.turn(case, PATIENCE_S) for name, those in members.items()},
+        2 if bench.quick else 10,
+        rivals={OURS: (GLOO, 2.0)},
+        nbytes=case.nbytes,
+    )
+
+
+def measure(bench: Bench, members: int = 2) -> None:
+    if not bench.has("jax", "jax"):
+        return
+    with Team() as team:
+        made = {
+            name: team.members("jax_member", members, words=[name, f"127.0.0.1:{free_port()}"])
+            for name in (OURS, GLOO)
+        }
+        for case in bench.wanted(CASES):
+            compare(bench, made, case)
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program of JAX for test_failures.py: `failures.py WAY TIMEOUT FOLDER`. Processes tell how they fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import rdmatensor.jax
+
+rdmatensor.jax.use(timeout=float(sys.argv[2]))
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+jax.distributed.initialize()
+RANK = jax.process_index()
+
+
+def total(devices: list[Any]) -> float:
+    """The sum of 1, 10, 100 over the processes that have these devices."""
+    mesh = Mesh(np.array(devices), ("x",))
+    here = NamedSharding(mesh, P("x"))
+    rows = 10.0 ** np.arange(len(devices), dtype=np.float32)
+    mine = jax.make_array_from_callback(rows.shape, here, lambda index: rows[index])
+    mapped = jax.shard_map(
+        lambda v: jax.lax.psum(v, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x")
+    )
+    return float(np.asarray(jax.jit(mapped)(mine).addressable_shards[0].data)[0])
+
+
+def failure(devices: list[Any]) -> None:
+    """Tell with what text, and after how many seconds, the sum fails."""
+    begun = time.monotonic()
+    try:
+        result = total(devices)
+    except jax.errors.JaxRuntimeError as error:
+        text = " ".join(str(error).split())
+        print(f"{RANK} failed after {time.monotonic() - begun:.1f} s: {text}", flush=True)
+    else:
+        print(f"{RANK} has {result}", flush=True)
+
+
+everybody = jax.devices()
+assert total(everybody) == 111.0
+if sys.argv[1] == "split":
+    if RANK < 2:  # process 2 takes no part
+        failure(everybody[:2])
+        failure(everybody[:2])
+        Path(sys.argv[3], str(RANK)).touch()
+    end = time.monotonic() + 60
+    while len(list(Path(sys.argv[3]).iterdir())) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert total(everybody) == 111.0  # nothing is wrong with what was connected before
+    print(f"{RANK} goes on", flush=True)
+    sys.exit(0)
+if RANK == 1 and sys.argv[1] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if RANK == 1 and sys.argv[1] == "exit":
+    os._exit(0)
+if RANK == 1:
+    raise ValueError("no more data")
+failure(everybody)
+failure(everybody)
+sys.stdout.flush()
+os._exit(0)  # JAX would wait for process 1
