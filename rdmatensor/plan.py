@@ -45,7 +45,6 @@ class Reason(IntEnum):
 
     NONE = lib.RDT_PLAN_BECAUSE_NONE
     TYPE = lib.RDT_PLAN_BECAUSE_TYPE
-    DEVICE = lib.RDT_PLAN_BECAUSE_DEVICE
     RANK = lib.RDT_PLAN_BECAUSE_RANK
     DIMENSION = lib.RDT_PLAN_BECAUSE_DIMENSION
     BATCH = lib.RDT_PLAN_BECAUSE_BATCH
@@ -66,6 +65,7 @@ class Alone(IntEnum):
     BRANCH = lib.RDT_PLAN_ALONE_BRANCH
     WAITS = lib.RDT_PLAN_ALONE_WAITS
     LAST = lib.RDT_PLAN_ALONE_LAST
+    DEVICE = lib.RDT_PLAN_ALONE_DEVICE
 
     def __str__(self) -> str:
         return _text(lib.rdt_plan_alone_text(self.value))

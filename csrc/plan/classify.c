@@ -54,9 +54,9 @@ void plan_classify(plan_entry *entry, const rdt_plan_options *options) {
   rdt_plan_place *place = &entry->place;
   *place = (rdt_plan_place){.plan_class = RDT_PLAN_DYNAMIC, .ring = -1, .group = -1};
   if (edge->element_size) classify_shape(edge, options->batch, place);
-  if (!edge->element_size || edge->flags & RDT_EDGE_DEVICE_MEMORY) {
+  if (!edge->element_size) {
     place->plan_class = RDT_PLAN_RPC;
-    place->reason = edge->element_size ? RDT_PLAN_BECAUSE_DEVICE : RDT_PLAN_BECAUSE_TYPE;
+    place->reason = RDT_PLAN_BECAUSE_TYPE;
     return;
   }
   if (place->plan_class == RDT_PLAN_DYNAMIC) return;

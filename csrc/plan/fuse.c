@@ -20,6 +20,7 @@ const char *rdt_plan_alone_text(rdt_plan_alone alone) {
       [RDT_PLAN_ALONE_BRANCH] = "it comes after a condition",
       [RDT_PLAN_ALONE_WAITS] = "it depends on a feed, a loop or another node that may wait",
       [RDT_PLAN_ALONE_LAST] = "no other tensor becomes ready together with it",
+      [RDT_PLAN_ALONE_DEVICE] = "it leaves or enters memory other than the host's",
   };
   size_t row = (size_t)alone;
   return row < sizeof(texts) / sizeof(texts[0]) ? texts[row] : "";
@@ -28,6 +29,7 @@ const char *rdt_plan_alone_text(rdt_plan_alone alone) {
 static rdt_plan_alone why_alone(const plan_entry *entry, const rdt_plan_options *options) {
   const rdt_plan_edge *edge = entry->edge;
   if (options->fuse_bytes == 0) return RDT_PLAN_ALONE_OFF;
+  if (edge->flags & RDT_EDGE_DEVICE_MEMORY) return RDT_PLAN_ALONE_DEVICE;
   if (edge->flags & RDT_EDGE_LOOP) return RDT_PLAN_ALONE_LOOP;
   if (edge->order.may_die) return RDT_PLAN_ALONE_BRANCH;
   if (edge->order.ready < 0) return RDT_PLAN_ALONE_WAITS;

@@ -46,7 +46,6 @@ const char *rdt_plan_reason_text(rdt_plan_reason reason) {
   static const char *const texts[] = {
       [RDT_PLAN_BECAUSE_NONE] = "",
       [RDT_PLAN_BECAUSE_TYPE] = "its elements are no plain bytes",
-      [RDT_PLAN_BECAUSE_DEVICE] = "it leaves or enters memory other than the host's",
       [RDT_PLAN_BECAUSE_RANK] = "the rank is unknown",
       [RDT_PLAN_BECAUSE_DIMENSION] = "a dimension is unknown, and nothing bounds it",
       [RDT_PLAN_BECAUSE_BATCH] = "only the first dimension is unknown; the batch bounds it",

@@ -46,6 +46,7 @@ class Transfer:
     paced: bool
     """Whether its sender waits, in each iteration of a loop, for what the receiver makes of it."""
     device_memory: bool
+    """Whether it leaves or enters memory other than the host's."""
     devices: tuple[str, str]
     """Where it comes from and goes to, on the tasks: "device:CPU:0"."""
     producer: int

@@ -13,6 +13,7 @@ from .._api.training import LateCosts, OperationCosts, TrainStats
 from .._tools import tracing
 from ..errors import UsageError
 from ..units import size as size_text
+from .run.session import current
 
 __all__ = ["LateCosts", "OperationCosts", "Row", "TrainStats", "statistics", "table", "trace"]
 
@@ -22,6 +23,7 @@ def statistics() -> TrainStats:
 
     Raises UsageError if the process is alone, or did not call init().
     """
+    _ = current().handle  # from then on, operations are counted
     found = training.stats()
     if found is None:
         raise UsageError(

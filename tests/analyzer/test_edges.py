@@ -140,15 +140,16 @@ def test_one_edge_for_each_device_of_a_task() -> None:
     assert all(len(edge.consumers) == 2 for edge in plan.edges)
 
 
-def test_other_memory_than_the_hosts_goes_by_rpc() -> None:
+def test_memory_of_a_device_has_a_place_and_an_operation_of_its_own() -> None:
     graph = tf.Graph()
     with graph.as_default():
         with tf.device("/job:worker/task:0/device:GPU:0"):
-            x = tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, name="x")
+            tensors = [tf.ones([3]) + float(i) for i in range(2)]
         with tf.device("/job:worker/task:1"):
-            tf.negative(x)
-    (edge,) = analyze(graph).edges
-    assert edge.plan_class == "rpc"
+            tf.add_n(tensors)
+    edges = analyze(graph).edges
+    assert [edge.plan_class for edge in edges] == ["static"] * 2
+    assert {edge.alone for edge in edges} == {"it leaves or enters memory other than the host's"}
 
 
 def test_control_edges_are_counted_and_not_planned() -> None:

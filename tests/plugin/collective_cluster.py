@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -11,12 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from support import warm
 from support.clusters import START_S, Task
+from support.collective_values import Array, expected, numpy_dtype, value
 from support.ports import free_ports
 
 # Each waits for all others, which start one after the other on few cores.
 ALL_START_S = 2 * START_S
+# Sums of few terms, in another order than numpy's and rounded to the type after each.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-2, "bfloat16": 1e-1}
+
+groups = itertools.count(1000)
 
 
 class Member(Task):
@@ -106,3 +114,47 @@ class Members:
         """Kill all."""
         for member in self.all:
             member.kill()
+
+
+def check(
+    cluster: Members, operations: list[dict[str, Any]], size: int, times: int = 1
+) -> list[Any]:
+    """Run operations among the first `size` members, and compare all that comes out."""
+    of = list(range(size))
+    answers = cluster.ask(
+        "run", of=of, operations=operations, members=of, group=next(groups), times=times
+    )
+    for rank, answer in enumerate(answers):
+        assert "results" in answer, answer
+        for operation, result in zip(operations, answer["results"], strict=True):
+            compare(operation, rank, size, result)
+    return answers
+
+
+def compare(operation: dict[str, Any], rank: int, size: int, result: str) -> None:
+    """One result of one member with what must come out."""
+    dtype, seed = operation["dtype"], operation.get("seed", 0)
+    inputs = [value(member, dtype, operation["shape"], seed) for member in range(size)]
+    options = operation.get("options", {})
+    kind = "all_reduce" if operation["kind"] == "reduce_v1" else operation["kind"]
+    wanted = expected(kind, inputs, rank, options.get("merge_op", "Add"))
+    if options.get("final_op") == "Div":
+        wanted = wanted / size
+    got: Array = np.frombuffer(bytes.fromhex(result), numpy_dtype(dtype)).reshape(wanted.shape)
+    if size == 2 and options.get("final_op") != "Div":
+        # a + b is b + a: every order gives the same bits.
+        np.testing.assert_array_equal(got, wanted.astype(numpy_dtype(dtype)), str(operation))
+    elif dtype in TOLERANCE:
+        difference = np.abs(got.astype(np.float64) - wanted)
+        assert difference.max(initial=0) <= TOLERANCE[dtype], operation
+    else:
+        np.testing.assert_array_equal(got, wanted, str(operation))
+
+
+def went_by_rdmatensor(cluster: Members, size: int, operations: int) -> None:
+    """All members of the group ran that many on it, and none otherwise."""
+    for stats in cluster.ask("stats", of=list(range(size))):
+        collectives = stats["collectives"]
+        done = sum(each["operations"] for each in collectives["operations"].values())
+        assert done == operations, collectives
+        assert collectives["by_tensorflow"] == {} and collectives["failed"] == 0, collectives

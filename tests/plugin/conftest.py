@@ -14,6 +14,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
+import tensorflow as tf
+
 import rdmatensor.tensorflow
 from support import tools
 
@@ -76,8 +78,8 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
-def _preloaded(name: str, root: Path, folder: Path) -> Path:
-    """A library made of `name`.c, to be loaded into servers (LD_PRELOAD)."""
+def _compiled(name: str, root: Path, folder: Path, *more: str) -> Path:
+    """A library made of `name`.c, to be loaded into servers. `more`: options for the compiler."""
     library = folder / f"lib{name}.so"
     source = Path(__file__).with_name(f"{name}.c")
     options = [
@@ -89,7 +91,7 @@ def _preloaded(name: str, root: Path, folder: Path) -> Path:
         "-lpthread",
     ]
     subprocess.run(
-        [tools.compiler(), *options, source, "-o", library, "-ldl"], check=True, timeout=60
+        [tools.compiler(), *options, source, "-o", library, "-ldl", *more], check=True, timeout=60
     )
     return library
 
@@ -97,10 +99,22 @@ def _preloaded(name: str, root: Path, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def faults_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """faults.c"""
-    return _preloaded("faults", root, tmp_path_factory.mktemp("faults"))
+    return _compiled("faults", root, tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture(scope="session")
 def delays_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """delays.c"""
-    return _preloaded("delays", root, tmp_path_factory.mktemp("delays"))
+    return _compiled("delays", root, tmp_path_factory.mktemp("delays"))
+
+
+@pytest.fixture(scope="session")
+def device_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pluggable_device.c"""
+    tensorflow = Path(tf.sysconfig.get_lib())
+    libraries = [f"-l:libtensorflow_{name}.so.2" for name in ("framework", "cc")]
+    folder = tmp_path_factory.mktemp("pluggable_device")
+    return _compiled(
+        "pluggable_device", root, folder,
+        "-isystem", str(tensorflow / "include"), f"-L{tensorflow}", *libraries,
+    )  # fmt: skip

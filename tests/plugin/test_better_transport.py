@@ -171,6 +171,7 @@ def test_the_new_channel_ends_at_any_moment(
                 note(FAILS_AGAIN, "nothing", None, "all steps, over the former channel")
 
 
+@pytest.mark.long
 def test_threads_that_pause_at_random(tmp_path: Path, delays_library: Path) -> None:
     """No step waits for ever, in whatever order threads get to their locks. A step that is lost before a part
     of it has begun ends like all others."""

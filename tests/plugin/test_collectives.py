@@ -9,18 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from plugin.collective_cluster import Members
-from support.collective_values import Array, expected, numpy_dtype, value
+from plugin.collective_cluster import Members, check, compare, groups, went_by_rdmatensor
+from support.collective_values import value
 
 KINDS = ["all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all"]
 REDUCED = ["float32", "float64", "float16", "bfloat16", "int32", "int64"]
-# Sums of few terms, in another order than numpy's and rounded to the type after each.
-TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-2, "bfloat16": 1e-1}
-
-_groups = itertools.count(1000)
 
 
 @pytest.fixture(scope="module")
@@ -36,50 +31,6 @@ def cluster(four: Members) -> Members:
     """The same with counters at zero."""
     four.ask("reset")
     return four
-
-
-def check(
-    cluster: Members, operations: list[dict[str, Any]], size: int, times: int = 1
-) -> list[Any]:
-    """Run operations among the first `size` members, and compare all that comes out."""
-    of = list(range(size))
-    answers = cluster.ask(
-        "run", of=of, operations=operations, members=of, group=next(_groups), times=times
-    )
-    for rank, answer in enumerate(answers):
-        assert "results" in answer, answer
-        for operation, result in zip(operations, answer["results"], strict=True):
-            compare(operation, rank, size, result)
-    return answers
-
-
-def compare(operation: dict[str, Any], rank: int, size: int, result: str) -> None:
-    """One result of one member with what must come out."""
-    dtype, seed = operation["dtype"], operation.get("seed", 0)
-    inputs = [value(member, dtype, operation["shape"], seed) for member in range(size)]
-    options = operation.get("options", {})
-    kind = "all_reduce" if operation["kind"] == "reduce_v1" else operation["kind"]
-    wanted = expected(kind, inputs, rank, options.get("merge_op", "Add"))
-    if options.get("final_op") == "Div":
-        wanted = wanted / size
-    got: Array = np.frombuffer(bytes.fromhex(result), numpy_dtype(dtype)).reshape(wanted.shape)
-    if size == 2 and options.get("final_op") != "Div":
-        # a + b is b + a: every order gives the same bits.
-        np.testing.assert_array_equal(got, wanted.astype(numpy_dtype(dtype)), str(operation))
-    elif dtype in TOLERANCE:
-        difference = np.abs(got.astype(np.float64) - wanted)
-        assert difference.max(initial=0) <= TOLERANCE[dtype], operation
-    else:
-        np.testing.assert_array_equal(got, wanted, str(operation))
-
-
-def went_by_rdmatensor(cluster: Members, size: int, operations: int) -> None:
-    """All members of the group ran that many on it, and none otherwise."""
-    for stats in cluster.ask("stats", of=list(range(size))):
-        collectives = stats["collectives"]
-        done = sum(each["operations"] for each in collectives["operations"].values())
-        assert done == operations, collectives
-        assert collectives["by_tensorflow"] == {} and collectives["failed"] == 0, collectives
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -187,7 +138,7 @@ def test_first_version_of_the_operation(cluster: Members) -> None:
 def test_many_groups_at_once(cluster: Members) -> None:
     """Each pair of workers has its own group, and all are formed and used at the same time."""
     pairs = list(itertools.combinations(range(4), 2))
-    first = next(_groups)
+    first = next(groups)
     operation = {"kind": "all_reduce", "dtype": "float32", "shape": [20011]}
     rounds = [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
     for number, round_ in enumerate(rounds):

@@ -157,6 +157,7 @@ print(json.dumps({{"total": total, "server": server, "why": why}}))
 """
 
 
+@pytest.mark.long
 def test_another_build_of_the_same_version_is_refused(root: Path, plugins: Path) -> None:
     """The installed plugin, with a record in which TensorFlow's allocator has one virtual function more."""
     minor = int(framework.version().split(".")[1])

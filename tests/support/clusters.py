@@ -154,6 +154,11 @@ class Cluster:
         return f"grpc://{self._spec['worker'][0]}"
 
     @property
+    def protocols(self) -> list[str]:
+        """Of the workers."""
+        return self._protocols
+
+    @property
     def spec(self) -> dict[str, list[str]]:
         """Addresses by job."""
         return self._spec

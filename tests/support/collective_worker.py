@@ -23,6 +23,7 @@ from tensorflow.python.eager import cancellation
 import rdmatensor.faults
 import rdmatensor.tensorflow
 from rdmatensor.topology.tensorflow import use_in_tensorflow
+from support import device_of_tests
 from support.collective_values import value
 
 STEPS = 8
@@ -41,7 +42,8 @@ class Worker:
             rpc_layer=protocol,
         )
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
-        self.device = f"/job:worker/replica:0/task:{index}/device:CPU:0"
+        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+        self.device = f"/job:worker/replica:0/task:{index}/device:{kind}:0"
 
     def _operation(
         self,
@@ -87,9 +89,10 @@ class Worker:
         times: int = 1,
         timeout_s: float = 0,
         cancel_after_s: float | None = None,
+        device: str = "",
     ) -> Any:
         """All operations in one function, which runs `times` times; the last results as hexadecimal
-        text, or [class, message] of an error."""
+        text, or [class, message] of an error. `device`: what the tests' device does meanwhile."""
         inputs = [
             tf.constant(value(self.index, op["dtype"], op["shape"], op.get("seed", 0)))
             for op in operations
@@ -116,6 +119,8 @@ class Worker:
             manager = cancellation.CancellationManager()
             call = manager.get_cancelable_function(function.get_concrete_function())
             threading.Timer(cancel_after_s, manager.start_cancel).start()
+        if device:
+            device_of_tests.numbers(device)
         return self._outcome(call, times)
 
     def _outcome(self, call: Callable[[], Any], times: int) -> Any:
@@ -220,6 +225,7 @@ class Worker:
 def main() -> None:
     """Start the strategy, then obey."""
     addresses, index, protocol = sys.argv[1:4]
+    device_of_tests.load()
     commands = Worker(json.loads(addresses), int(index), protocol).commands()
     print(json.dumps({"pid": os.getpid()}), flush=True)
     for line in sys.stdin:

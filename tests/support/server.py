@@ -3,12 +3,17 @@
 
 It answers each line of standard input (a command) with one line of JSON on standard output. "faults TEXT"
 puts the setting FAULTS in force, and answers how many faults there were. "trace FILE" begins a trace,
-"traced" writes it. "usage" answers what the process holds of the system and of the arena.
+"traced" writes it. "usage" answers what the process holds of the system and of the arena. "fork" answers how
+a child ended that does nothing.
+
+TEST_DEVICE_LIBRARY in the environment is a library with devices that TensorFlow is to have. "device
+NAME=VALUE ..." sets numbers that it exports, and answers those and "waiting" and "used".
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -20,6 +25,7 @@ import tensorflow as tf
 import rdmatensor.faults
 import rdmatensor.metrics
 import rdmatensor.tensorflow
+from support import device_of_tests
 from support.usage import usage
 
 
@@ -35,9 +41,19 @@ def held() -> dict[str, int]:
     return usage() | {"arena bytes": rdmatensor.tensorflow.stats()["arena"]["used_bytes"]}
 
 
+def fork() -> int:
+    """The state in which a child ended that drops what it shares with this process."""
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
 def main() -> None:
     """Start the server, then obey."""
     cluster, job, index, protocol = sys.argv[1:5]
+    device_of_tests.load()
     server = tf.distribute.Server(
         tf.train.ClusterSpec(json.loads(cluster)),
         job_name=job,
@@ -51,6 +67,7 @@ def main() -> None:
         "plan": rdmatensor.tensorflow.plan,
         "pid": os.getpid,
         "usage": held,
+        "fork": fork,
         "faults": rdmatensor.faults.counts,
         "metrics": metrics,
         "trace": lambda: None,
@@ -61,6 +78,9 @@ def main() -> None:
         command, _, text = line.strip().partition(" ")
         if command == "faults":
             rdmatensor.config.set("FAULTS", text)
+        elif command == "device":
+            print(json.dumps(device_of_tests.numbers(text)), flush=True)
+            continue
         elif command == "trace":
             traces.enter_context(rdmatensor.tensorflow.trace(text))
         print(json.dumps(commands[command]()), flush=True)

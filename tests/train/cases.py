@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any
 
 import keras
@@ -80,6 +84,7 @@ def fit(
     at_once: int = 1,
     watch_links: bool = False,
     validate: bool = False,
+    compiled: bool = False,
 ) -> Any:
     """The weights after training, the logs, and what the model makes of all data."""
     run = rt.init()
@@ -92,6 +97,7 @@ def fit(
         metrics=["accuracy"],
         run_eagerly=eager,
         steps_per_execution=at_once,
+        jit_compile=compiled,
     )
     data = _data()
     history = model.fit(
@@ -110,6 +116,41 @@ def fit(
         "state": _flat(model.non_trainable_variables),
         "logs": dict(history.history),
         "steps": int(model.optimizer.iterations.numpy()),
+    }
+
+
+class OwnStep(keras.Sequential):  # type: ignore[misc]
+    """A model with a training step of its own."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def parts(jit_compile: Any, gpu: bool = False, own: bool = False) -> Any:
+    """What XLA compiled and did not compile in a step, and the weights after an epoch."""
+    context = importlib.import_module("tensorflow.python.eager.context").context()
+    rt.init()
+    if gpu:  # Keras takes "auto" for True
+        devices = [*tf.config.list_physical_devices(), Namespace(name="GPU:0", device_type="GPU")]
+        vars(tf.config)["list_physical_devices"] = lambda kind=None: devices
+    model = _model()
+    if own:
+        model = OwnStep([keras.Input((WIDTH,)), *model.layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(rt.distribute(_optimizer("sgd")), loss=loss, jit_compile=jit_compile)
+    context.enable_run_metadata()
+    model.fit(*rt.shard(_data()), batch_size=8, epochs=1, shuffle=False, callbacks=rt.callbacks())
+    graphs = context.export_run_metadata().partition_graphs
+    operations = [node.op for graph in graphs for node in graph.node]
+    return {
+        "clusters": operations.count("_XlaRun"),
+        "between": sorted({op for op in operations if op.startswith("Rdmatensor")}),
+        "weights": _flat(model.trainable_variables),
     }
 
 
@@ -392,7 +433,7 @@ def again() -> Any:
         time.sleep(0.3)  # the other one is back before this one has left
     rt.shutdown()
     try:
-        run.handle = handle
+        run._handle = handle
         function()
         says = ""
     except tf.errors.OpError as error:
@@ -431,6 +472,7 @@ def warmup() -> Any:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)  # which asks for what each thread does
     case, arguments = sys.argv[1], json.loads(sys.argv[2])
     result = globals()[case](**arguments)
     print("\n" + json.dumps(result), flush=True)

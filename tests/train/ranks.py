@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support import warm
 from support.ports import free_ports
 
 PATIENCE_S = 500.0
+STACKS_S = 10.0
 
 
 # Settings that TensorFlow reads while it is imported.
@@ -97,10 +99,26 @@ class Ranks:
 
     def answer(self, rank: int) -> Any:
         """What the case returned, or {"error": its class, "text": its words}."""
-        out, _ = self.processes[rank].communicate(timeout=PATIENCE_S)
+        try:
+            out, _ = self.processes[rank].communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"rank {rank} gave no answer: {self._what_they_do()}") from None
         lines = out.decode().splitlines()
         assert lines, f"rank {rank} ended with {self.processes[rank].returncode}:\n{self.log(rank)}"
         return json.loads(lines[-1])
+
+    def _what_they_do(self) -> str:
+        """The threads of processes that have not ended, which each tells when it is asked."""
+        before = [path.stat().st_size for path in self.logs]
+        for process in self.processes:
+            process.send_signal(signal.SIGUSR1)
+        told = time.monotonic() + STACKS_S
+        while time.monotonic() < told and any(
+            process.poll() is None and path.stat().st_size == size
+            for process, path, size in zip(self.processes, self.logs, before, strict=True)
+        ):
+            time.sleep(0.1)
+        return "\n".join(f"rank {rank}:\n{self.log(rank)}" for rank in range(len(self.logs)))
 
     def answers(self) -> list[Any]:
         return [self.answer(rank) for rank in range(len(self.processes))]

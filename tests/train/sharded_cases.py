@@ -62,8 +62,8 @@ FITS: dict[str, dict[str, Any]] = {
     "float16, accumulated": {"optimizer": "accumulate", "policy": "mixed_float16"},
     "rows": {"optimizer": "sgd", "rows": True},
 }
-LONG = {"nadam", "signs", "clipvalue", "clipnorm", "accumulate", "ahead, steps at once",
-        "constraint", "float16"}  # fmt: skip
+LONG = {"nadam", "signs", "clipvalue", "clipnorm", "accumulate", "steps at once", "ahead, steps at once",
+        "ahead, constraint", "constraint", "eager", "float16"}  # fmt: skip
 
 
 def _data() -> tuple[Any, Any]:

@@ -92,8 +92,8 @@ static void test_classes(void) {
                INT64_MAX, 0);
   expect_class((rdt_plan_edge)EDGE("e", known, .element_size = 0), rpc, RDT_PLAN_BECAUSE_TYPE, 0,
                0);
-  expect_class((rdt_plan_edge)EDGE("e", known, .flags = RDT_EDGE_DEVICE_MEMORY), rpc,
-               RDT_PLAN_BECAUSE_DEVICE, 200, 0);
+  expect_class((rdt_plan_edge)EDGE("e", known, .flags = RDT_EDGE_DEVICE_MEMORY), RDT_PLAN_STATIC,
+               RDT_PLAN_BECAUSE_NONE, 200, 0);
 }
 
 static void test_words(void) {
@@ -294,10 +294,10 @@ static void test_operations(void) {
   EXPECT_STATUS(RDT_OK, rdt_plan_fuse(edges, COUNT(edges), &options, fusions));
   const int32_t operations[] = {0, 0, -1, 1, -1, -1, -1, -1, -1, -1, -1, 1, 2, 2, -1, 0};
   const rdt_plan_alone alone[] = {
-      RDT_PLAN_ALONE_NOT,   RDT_PLAN_ALONE_NOT,    RDT_PLAN_ALONE_LAST, RDT_PLAN_ALONE_NOT,
-      RDT_PLAN_ALONE_WAITS, RDT_PLAN_ALONE_BRANCH, RDT_PLAN_ALONE_LOOP, RDT_PLAN_ALONE_SIZE,
-      RDT_PLAN_ALONE_SIZE,  RDT_PLAN_ALONE_SIZE,   RDT_PLAN_ALONE_SIZE, RDT_PLAN_ALONE_NOT,
-      RDT_PLAN_ALONE_NOT,   RDT_PLAN_ALONE_NOT,    RDT_PLAN_ALONE_SIZE, RDT_PLAN_ALONE_NOT};
+      RDT_PLAN_ALONE_NOT,   RDT_PLAN_ALONE_NOT,    RDT_PLAN_ALONE_LAST,   RDT_PLAN_ALONE_NOT,
+      RDT_PLAN_ALONE_WAITS, RDT_PLAN_ALONE_BRANCH, RDT_PLAN_ALONE_LOOP,   RDT_PLAN_ALONE_SIZE,
+      RDT_PLAN_ALONE_SIZE,  RDT_PLAN_ALONE_SIZE,   RDT_PLAN_ALONE_SIZE,   RDT_PLAN_ALONE_NOT,
+      RDT_PLAN_ALONE_NOT,   RDT_PLAN_ALONE_NOT,    RDT_PLAN_ALONE_DEVICE, RDT_PLAN_ALONE_NOT};
   for (size_t i = 0; i < COUNT(edges); i++)
     EXPECT(fusions[i].operation == operations[i] && fusions[i].alone == alone[i]);
   EXPECT_STATUS(RDT_OK, rdt_plan_fuse(edges, COUNT(edges), &OPTIONS(.fuse_bytes = 0), fusions));

@@ -24,12 +24,11 @@ typedef enum rdt_plan_class {
 typedef enum rdt_plan_reason {
   RDT_PLAN_BECAUSE_NONE = 0,
   RDT_PLAN_BECAUSE_TYPE = 1,      /* element_size 0: strings, variants, resources */
-  RDT_PLAN_BECAUSE_DEVICE = 2,    /* RDT_EDGE_DEVICE_MEMORY */
-  RDT_PLAN_BECAUSE_RANK = 3,      /* the rank is unknown */
-  RDT_PLAN_BECAUSE_DIMENSION = 4, /* a dimension is unknown, and nothing bounds it */
-  RDT_PLAN_BECAUSE_BATCH = 5,     /* only the first dimension is unknown; the batch bounds it */
-  RDT_PLAN_BECAUSE_BUDGET = 6,    /* its places would exceed the receiver's budget */
-  RDT_PLAN_BECAUSE_SIZE = 7       /* its size exceeds 64 bits */
+  RDT_PLAN_BECAUSE_RANK = 2,      /* the rank is unknown */
+  RDT_PLAN_BECAUSE_DIMENSION = 3, /* a dimension is unknown, and nothing bounds it */
+  RDT_PLAN_BECAUSE_BATCH = 4,     /* only the first dimension is unknown; the batch bounds it */
+  RDT_PLAN_BECAUSE_BUDGET = 5,    /* its places would exceed the receiver's budget */
+  RDT_PLAN_BECAUSE_SIZE = 6       /* its size exceeds 64 bits */
 } rdt_plan_reason;
 
 /* Returns a name, such as "static"; "" for a number outside the table. Static storage. */
@@ -159,7 +158,8 @@ typedef enum rdt_plan_alone {
   RDT_PLAN_ALONE_LOOP = 3,   /* RDT_EDGE_LOOP */
   RDT_PLAN_ALONE_BRANCH = 4, /* it may have no value, and such an operation sends all or nothing */
   RDT_PLAN_ALONE_WAITS = 5,  /* what makes it may wait for more than its inputs */
-  RDT_PLAN_ALONE_LAST = 6    /* no other one becomes ready together with it */
+  RDT_PLAN_ALONE_LAST = 6,   /* no other one becomes ready together with it */
+  RDT_PLAN_ALONE_DEVICE = 7  /* RDT_EDGE_DEVICE_MEMORY */
 } rdt_plan_alone;
 
 /* One clause, such as "it is sent in a loop"; "" for none. Static storage. */

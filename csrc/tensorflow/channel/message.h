@@ -20,7 +20,7 @@
 namespace rdmatensor {
 
 // Raised with every incompatible change: peers of different versions use TensorFlow's own RPC.
-inline constexpr uint32_t kProtocolVersion = 8;
+inline constexpr uint32_t kProtocolVersion = 9;
 
 inline constexpr size_t kMaxDims = 254;  // TensorShape's own limit
 

@@ -11,6 +11,7 @@
 #include "collective/collective_failure.h"
 #include "collective/collective_operation.h"
 #include "collective/collective_stats.h"
+#include "collective/host_tensors.h"
 #include "farmhash.h"
 #include "tensorflow/core/common_runtime/collective_util.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -86,9 +87,10 @@ CollectiveExecutor::CollectiveExecutor(tensorflow::CollectiveExecutorMgrInterfac
                                        tensorflow::CollectiveRemoteAccess* remote_access,
                                        int64_t step_id, const tensorflow::DeviceMgr* devices,
                                        std::shared_ptr<tensorflow::UnboundedWorkQueue> work_queue,
-                                       CollectiveGroups* groups)
+                                       CollectiveGroups* groups, bool nccl)
     : BaseCollectiveExecutor(manager, remote_access, step_id, devices, std::move(work_queue)),
-      groups_(groups) {}
+      groups_(groups),
+      nccl_(nccl) {}
 
 void CollectiveExecutor::RunClosure(std::function<void()> closure) {
   BaseCollectiveExecutor::RunClosure([closure = std::move(closure)] {
@@ -101,7 +103,8 @@ void CollectiveExecutor::RunClosure(std::function<void()> closure) {
 bool CollectiveExecutor::KnowsParams(const tensorflow::DeviceAttributes& device,
                                      CollectiveParams* params) {
   // Only TensorFlow's group leader knows who broadcasts.
-  if (params->instance.type == tensorflow::BROADCAST_COLLECTIVE || WhyStock(*params)) return false;
+  if (params->instance.type == tensorflow::BROADCAST_COLLECTIVE || WhyStock(*params, nccl_))
+    return false;
   const std::shared_ptr<CollectiveGroup> group = groups_->FindFormed(params->group.group_key);
   if (group == nullptr) return false;
   const tensorflow::CollGroupParams& known = group->params();
@@ -127,8 +130,8 @@ void CollectiveExecutor::CompleteParamsAsync(const tensorflow::DeviceAttributes&
   }
   // Other operations may wait for their answers behind `done`: see CompleteGroupLocal.
   may_block = false;
-  // TensorFlow has no reduce-scatter for CPUs and therefore refuses to resolve one.
-  if (params->instance.type == tensorflow::REDUCE_SCATTER_COLLECTIVE && !WhyStock(*params)) {
+  // TensorFlow has no reduce-scatter but NCCL's and therefore refuses to resolve one.
+  if (params->instance.type == tensorflow::REDUCE_SCATTER_COLLECTIVE && !WhyStock(*params, nccl_)) {
     params->instance.type = tensorflow::REDUCTION_COLLECTIVE;
     done = [params, done = std::move(done)](const absl::Status& status) {
       params->instance.type = tensorflow::REDUCE_SCATTER_COLLECTIVE;
@@ -185,7 +188,7 @@ void CollectiveExecutor::ExecuteAsync(tensorflow::OpKernelContext* context,
                                       const CollectiveParams* params, const std::string& exec_key,
                                       tensorflow::StatusCallback done) {
   const bool blocks = std::exchange(may_block, false);
-  if (const char* reason = WhyStock(*params)) {
+  if (const char* reason = WhyStock(*params, nccl_)) {
     CountStockCollective(reason);
     BaseCollectiveExecutor::ExecuteAsync(context, params, exec_key, std::move(done));
     return;
@@ -212,7 +215,7 @@ void CollectiveExecutor::Run(std::unique_ptr<Operation> operation) {
     CountStockCollective("group");
     if (operation->params->instance.type == tensorflow::REDUCE_SCATTER_COLLECTIVE) {
       status = absl::UnimplementedError(
-          "reduce-scatter on CPUs needs grpc+rdma on all members of the group");
+          "reduce-scatter without NCCL needs grpc+rdma on all members of the group");
     } else {
       BaseCollectiveExecutor::ExecuteAsync(operation->context, operation->params,
                                            operation->exec_key, std::move(operation->done));
@@ -234,9 +237,12 @@ CollectiveExecutor::Tag CollectiveExecutor::TagOf(CollectiveGroup& group,
 }
 
 absl::Status CollectiveExecutor::RunOnGroup(const Operation& operation) {
-  rdt_collective collective{};
-  absl::Status status = Describe(operation.context, *operation.params, &collective);
+  HostTensors tensors(operation.context, *operation.params);
+  absl::Status status = CheckSizes(*operation.params, tensors.input(), *tensors.output());
+  if (status.ok()) status = tensors.TakeInput();
   if (!status.ok()) return status;
+  rdt_collective collective{};
+  Describe(*operation.params, tensors.input(), tensors.output(), &collective);
   const Tag tag = TagOf(*operation.group, operation.exec_key);
   std::copy(tag.begin(), tag.end(), collective.tag);
   const std::string detail = DetailOf(*operation.params);
@@ -256,10 +262,12 @@ absl::Status CollectiveExecutor::RunOnGroup(const Operation& operation) {
         kSpanLevel);
     status = RunCancellable(operation, collective);
   }
+  if (status.ok()) status = tensors.GiveOutput();
   tensorflow::OpKernel* const final_op = operation.params->final_op;
   if (!status.ok() || final_op == nullptr) return status;
   tensorflow::Tensor* const output = operation.context->mutable_output(0);
   tensorflow::Tensor divisor = SizeAs(output->dtype(), operation.params->group.group_size);
+  if (status = tensors.MoveToDevice(&divisor); !status.ok()) return status;
   return tensorflow::collective_util::ComputeBinOp(
       operation.context, CtxParams(operation.context),
       static_cast<tensorflow::Device*>(operation.context->device()), final_op, output, &divisor);

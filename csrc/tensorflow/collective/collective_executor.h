@@ -23,12 +23,13 @@ namespace rdmatensor {
 // operations that these cannot run to TensorFlow's own executor. Thread-safe, like that executor.
 class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
  public:
-  // Takes over `remote_access`. The manager owns `groups` and outlives its executors.
+  // Takes over `remote_access`. The manager owns `groups` and outlives its executors. `nccl`: the program wants NCCL
+  // for all operations on GPUs.
   CollectiveExecutor(tensorflow::CollectiveExecutorMgrInterface* manager,
                      tensorflow::CollectiveRemoteAccess* remote_access, int64_t step_id,
                      const tensorflow::DeviceMgr* devices,
                      std::shared_ptr<tensorflow::UnboundedWorkQueue> work_queue,
-                     CollectiveGroups* groups);
+                     CollectiveGroups* groups, bool nccl);
 
   void RunClosure(std::function<void()> closure) override;
   // TensorFlow asks the group's leader about every operation. Except for broadcasts that is needed only until the
@@ -62,6 +63,7 @@ class CollectiveExecutor : public tensorflow::BaseCollectiveExecutor {
   void Finish(const Operation& operation, absl::Status status);
 
   CollectiveGroups* const groups_;
+  const bool nccl_;
   std::list<CollectiveGroup*> running_;  // the groups of operations under way; under status_mu_
 };
 

@@ -32,17 +32,20 @@ class CollectiveManager : public tensorflow::RpcCollectiveExecutorMgr {
                     TensorService* service)
       : RpcCollectiveExecutorMgr(config, devices, std::move(device_resolver),
                                  std::move(param_resolver), std::move(nccl), workers, task),
-        groups_(service, workers) {}
+        groups_(service, workers),
+        nccl_(config.experimental().collective_nccl()) {}
 
  protected:
   tensorflow::CollectiveExecutor* Create(int64_t step_id) override {
     auto* remote_access = new CollectiveRemoteAccessDistributed(
         dev_mgr_, dev_resolver_.get(), work_queue_, worker_cache_, step_id, task_name_);
-    return new CollectiveExecutor(this, remote_access, step_id, dev_mgr_, work_queue_, &groups_);
+    return new CollectiveExecutor(this, remote_access, step_id, dev_mgr_, work_queue_, &groups_,
+                                  nccl_);
   }
 
  private:
   CollectiveGroups groups_;
+  const bool nccl_;
 };
 
 }  // namespace

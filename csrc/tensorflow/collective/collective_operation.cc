@@ -55,6 +55,32 @@ bool Reduces(tensorflow::CollectiveType type) {
 // A scalar counts as one row.
 int64_t Rows(const Tensor& tensor) { return tensor.dims() == 0 ? 1 : tensor.dim_size(0); }
 
+}  // namespace
+
+const char* WhyStock(const CollectiveParams& params, bool nccl) {
+  const tensorflow::CollectiveType type = params.instance.type;
+  nccl |= params.instance.impl_details.communication_hint == "nccl";
+  if (nccl && params.group.device_type == tensorflow::DEVICE_GPU) return "nccl";
+  if (KindOf(type) == 0) return "kind";
+  if (DtypeOf(params.instance.data_type, Reduces(type)) == 0) return "type";
+  if (Reduces(type)) {
+    if (ReductionOf(params.merge_op) == 0) return "reduction";
+    const tensorflow::OpKernel* const final_op = params.final_op;
+    if (final_op != nullptr && final_op->type_string_view() != "Div") return "final operation";
+  }
+  return WhyStock(params.group);
+}
+
+const char* WhyStock(const tensorflow::CollGroupParams& group) {
+  // A task with several devices is several members, which meet inside the task.
+  if (group.num_tasks != 0 && group.num_tasks != group.group_size) return "devices of one task";
+  return group.group_size < 2 ? "one member" : nullptr;
+}
+
+rdt_collective_kind KindOf(const CollectiveParams& params) {
+  return static_cast<rdt_collective_kind>(KindOf(params.instance.type));
+}
+
 absl::Status CheckSizes(const CollectiveParams& params, const Tensor* input, const Tensor& output) {
   const int64_t size = params.group.group_size;
   const tensorflow::CollectiveType type = params.instance.type;
@@ -78,41 +104,12 @@ absl::Status CheckSizes(const CollectiveParams& params, const Tensor* input, con
       " members: a scattered input needs a first dimension that is a multiple of that"));
 }
 
-}  // namespace
-
-const char* WhyStock(const CollectiveParams& params) {
-  const tensorflow::CollectiveType type = params.instance.type;
-  if (KindOf(type) == 0) return "kind";
-  if (DtypeOf(params.instance.data_type, Reduces(type)) == 0) return "type";
-  if (Reduces(type)) {
-    if (ReductionOf(params.merge_op) == 0) return "reduction";
-    const tensorflow::OpKernel* const final_op = params.final_op;
-    if (final_op != nullptr && final_op->type_string_view() != "Div") return "final operation";
-  }
-  return WhyStock(params.group);
-}
-
-const char* WhyStock(const tensorflow::CollGroupParams& group) {
-  if (group.device_type != tensorflow::DEVICE_CPU) return "device memory";
-  // A task with several devices is several members, which meet inside the task.
-  if (group.num_tasks != 0 && group.num_tasks != group.group_size) return "devices of one task";
-  return group.group_size < 2 ? "one member" : nullptr;
-}
-
-rdt_collective_kind KindOf(const CollectiveParams& params) {
-  return static_cast<rdt_collective_kind>(KindOf(params.instance.type));
-}
-
-absl::Status Describe(tensorflow::OpKernelContext* context, const CollectiveParams& params,
-                      rdt_collective* collective) {
-  const tensorflow::CollectiveType type = params.instance.type;
-  const bool has_input = type != tensorflow::BROADCAST_COLLECTIVE || params.is_source;
-  const Tensor* const input = has_input ? &context->input(0) : nullptr;
-  Tensor* const output = context->mutable_output(0);
-  if (absl::Status suits = CheckSizes(params, input, *output); !suits.ok()) return suits;
+void Describe(const CollectiveParams& params, const Tensor* input, Tensor* output,
+              rdt_collective* collective) {
   collective->struct_size = sizeof *collective;
   collective->kind = KindOf(params);
-  collective->dtype = static_cast<rdt_dtype>(DtypeOf(output->dtype(), Reduces(type)));
+  collective->dtype =
+      static_cast<rdt_dtype>(DtypeOf(output->dtype(), Reduces(params.instance.type)));
   collective->op = static_cast<rdt_reduction>(ReductionOf(params.merge_op));
   collective->algorithm = RDT_ALGORITHM_AUTO;
   collective->root = static_cast<uint32_t>(std::max(params.source_rank, 0));
@@ -121,7 +118,6 @@ absl::Status Describe(tensorflow::OpKernelContext* context, const CollectivePara
   collective->input = counted.data();
   collective->output = output->data();
   collective->count = static_cast<uint64_t>(counted.NumElements());
-  return absl::OkStatus();
 }
 
 }  // namespace rdmatensor

@@ -12,18 +12,21 @@ namespace rdmatensor {
 
 // The reason, as a name for the statistics, why the operation must be left to TensorFlow's algorithm; nullptr if it
 // need not. It depends only on what all members have in common, so all decide alike, and before the group is known
-// only on the operation itself.
-const char* WhyStock(const tensorflow::CollectiveParams& params);
+// only on the operation itself. `nccl`: the program wants NCCL for all operations on GPUs.
+const char* WhyStock(const tensorflow::CollectiveParams& params, bool nccl);
 // The same for all operations of the group.
 const char* WhyStock(const tensorflow::CollGroupParams& group);
 
 // The kind of an operation that need not be left to TensorFlow.
 rdt_collective_kind KindOf(const tensorflow::CollectiveParams& params);
 
-// Fills in kind, type, reduction, root, buffers and count, of such an operation.
-// InvalidArgument if the tensors do not suit it.
-absl::Status Describe(tensorflow::OpKernelContext* context,
-                      const tensorflow::CollectiveParams& params, rdt_collective* collective);
+// InvalidArgument if the tensors do not suit such an operation. `input` is nullptr if another member broadcasts.
+absl::Status CheckSizes(const tensorflow::CollectiveParams& params, const tensorflow::Tensor* input,
+                        const tensorflow::Tensor& output);
+
+// Fills in kind, type, reduction, root, buffers and count of an operation whose tensors suit it.
+void Describe(const tensorflow::CollectiveParams& params, const tensorflow::Tensor* input,
+              tensorflow::Tensor* output, rdt_collective* collective);
 
 }  // namespace rdmatensor
 

@@ -233,7 +233,11 @@ std::vector<rdt_plan_fusion> FindOperations(
       definition.shape = tensorflow::PartialTensorShape();
     }
     described.push_back(Describe(definition, &dims[i]));
-    described.back().source = devices[edges[i].producer->assigned_device_name()];
+    const std::string& source = edges[i].producer->assigned_device_name();
+    if (!IsCpu(source) || !IsCpu(edges[i].recv_device)) {
+      described.back().flags |= RDT_EDGE_DEVICE_MEMORY;
+    }
+    described.back().source = devices[source];
     described.back().destination = devices[edges[i].recv_device];
   }
   rdt_plan_options options{};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "channel/rpc_fallback.h"
+#include "receive/device_copy.h"
 #include "stats/transfer_log.h"
 #include "xla/tsl/platform/env.h"
 
@@ -119,6 +120,10 @@ void Delivery::Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id)
   }
   if (TransferLog::Get()->active()) {
     TransferLog::Get()->Add(step_id, waiter->FullKey(), waiter->since, arrival.tensor.TotalBytes());
+  }
+  if (waiter->device != nullptr && !arrival.is_dead) {
+    CompleteOnDevice(std::move(*waiter), arrival.tensor);
+    return;
   }
   waiter->done(absl::OkStatus(), tensorflow::Rendezvous::Args(), waiter->args, arrival.tensor,
                arrival.is_dead);

@@ -36,8 +36,8 @@ class Delivery {
   void DeliverTensor(int64_t step_id, const KeyId& key, Path path, Via via,
                      const Checksum& checksum, tensorflow::Tensor tensor);
 
-  // Gives `waiter` its tensor, or fetches it by RPC if the sender said so. Fails the receive if the
-  // tensor is not what was sent.
+  // Gives `waiter` its tensor, in the memory where it wants it, or fetches it by RPC if the sender said so. Fails the
+  // receive if the tensor is not what was sent.
   static void Complete(Waiter* waiter, const Arrival& arrival, int64_t step_id);
 
  private:

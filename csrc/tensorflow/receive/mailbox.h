@@ -30,6 +30,7 @@
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
 #include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/rendezvous.h"
 
 namespace rdmatensor {
@@ -54,6 +55,8 @@ struct Arrival {
 struct Waiter {
   tensorflow::Rendezvous::DoneCallback done;
   tensorflow::Rendezvous::Args args;
+  // In whose memory the tensor shall lie; nullptr: the host's.
+  tensorflow::Device* device = nullptr;
   // What it waits for: a planned edge's execution, or a key.
   std::shared_ptr<const EdgeDefinition> edge;
   tensorflow::FrameAndIter at{0, 0};

@@ -31,8 +31,9 @@ TensorMessage Describe(int64_t step_id, absl::string_view key, const Tensor& ten
 
 }  // namespace
 
-const char* WhyNotPushable(const tensorflow::Rendezvous::ParsedKey& key, const Tensor& tensor) {
-  if (key.src.type != "CPU" || key.dst.type != "CPU") return "device memory";
+const char* WhyNotPushable(const tensorflow::Rendezvous::ParsedKey& key,
+                           const tensorflow::AllocatorAttributes& attributes,
+                           const Tensor& tensor) {
   switch (tensor.dtype()) {
     case tensorflow::DT_STRING:
       return "string";
@@ -41,7 +42,9 @@ const char* WhyNotPushable(const tensorflow::Rendezvous::ParsedKey& key, const T
     case tensorflow::DT_RESOURCE:
       return "resource";
     default:
-      return tensorflow::DataTypeCanUseMemcpy(tensor.dtype()) ? nullptr : "type";
+      if (!tensorflow::DataTypeCanUseMemcpy(tensor.dtype())) return "type";
+      // The kernels of devices send copies that lie in the host's memory.
+      return key.src.type != "CPU" && !attributes.on_host() ? "device memory" : nullptr;
   }
 }
 

@@ -16,8 +16,10 @@
 
 namespace rdmatensor {
 
-// Says why tensors of this key and type cannot be pushed; nullptr if they can.
+// Says why tensors of this key and type cannot be pushed; nullptr if they can. `attributes`: of the memory in which
+// they lie.
 const char* WhyNotPushable(const tensorflow::Rendezvous::ParsedKey& key,
+                           const tensorflow::AllocatorAttributes& attributes,
                            const tensorflow::Tensor& tensor);
 
 // What a message says about a tensor: its bytes, or where they lie and under which number they are lent.

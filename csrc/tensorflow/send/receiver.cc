@@ -97,7 +97,7 @@ absl::Status Receiver::Send(tensorflow::WorkerSession* session, RpcFallback* rpc
       pending.key = key;
       pending.rpc = HoldRpc(rpc);
       pending.step_id = step_id;
-      pending.refer_reason = is_dead ? nullptr : WhyNotPushable(key, tensor);
+      pending.refer_reason = is_dead ? nullptr : WhyNotPushable(key, args.alloc_attrs, tensor);
       pending.bytes = tensor.TotalBytes();
       local = pending.refer_reason != nullptr;
       if (!local) {
@@ -115,7 +115,8 @@ absl::Status Receiver::Send(tensorflow::WorkerSession* session, RpcFallback* rpc
     Push(channel, rpc, step_id, key, args, tensor, is_dead);
     SenderEnd::Of(*channel)->EndPush();
   } else if (decision == Decision::kPull) {
-    CountFetched(tensor.TotalBytes(), is_dead ? nullptr : WhyNotPushable(key, tensor));
+    CountFetched(tensor.TotalBytes(),
+                 is_dead ? nullptr : WhyNotPushable(key, args.alloc_attrs, tensor));
     local = true;
   }
   return local ? rpc->SendLocal(key, args, tensor, is_dead) : absl::OkStatus();
@@ -145,7 +146,7 @@ void Receiver::Push(const std::shared_ptr<PeerChannel>& channel, RpcFallback* rp
   }
   SendSpan span(key.edge_name, key.dst_device, tensor.TotalBytes());
   Path path = Path::kRpc;
-  const char* reason = WhyNotPushable(key, tensor);
+  const char* reason = WhyNotPushable(key, args.alloc_attrs, tensor);
   if (reason == nullptr) {
     reason = PushTensor(*server_, channel.get(), step_id, key.FullKey(), tensor, &path);
   }

@@ -182,7 +182,7 @@ class FusedReceive : public tensorflow::AsyncOpKernel {
     for (size_t i = 0; i < all.size(); ++i) {
       all[i] = {edges_[i].get(), awaited->CallbackOf(i)};
     }
-    ours->ReceivePlanned(at, args, absl::MakeSpan(all));
+    ours->ReceivePlanned(at, args, nullptr, absl::MakeSpan(all));
   }
 
  private:

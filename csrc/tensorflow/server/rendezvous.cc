@@ -83,7 +83,7 @@ void RdmaRendezvous::SendPlanned(const tensorflow::FrameAndIter& at,
 }
 
 void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Args& args,
-                                    absl::Span<PlannedReceive> all) {
+                                    tensorflow::Device* device, absl::Span<PlannedReceive> all) {
   const EdgeDefinition& first = *all.front().edge->definition;
   InPlans::Get()->Use(all.front().edge->plan, step_id_);
   const std::shared_ptr<Sender> sender =
@@ -100,6 +100,7 @@ void RdmaRendezvous::ReceivePlanned(const tensorflow::FrameAndIter& at, const Ar
       Unref();
     };
     waiter.args = args;
+    waiter.device = device;
     waiter.edge = all[i].edge->definition;
     waiter.at = at;
     waiter.waits = all[i].edge->waits;
@@ -144,6 +145,14 @@ void RdmaRendezvous::RecvFromRemoteAsync(const ParsedKey& key, const Args& args,
   Waiter waiter;
   waiter.done = std::move(done);
   waiter.args = args;
+  if (key.dst.type != "CPU" && !args.alloc_attrs.on_host()) {
+    const absl::Status found =
+        session()->device_mgr()->LookupDevice(key.dst_device, &waiter.device);
+    if (!found.ok()) {
+      waiter.Fail(found);
+      return;
+    }
+  }
   waiter.key = std::string(key.FullKey());
   const std::shared_ptr<Sender> sender =
       service_->peers().SenderOf({session_name(), TaskOf(key.dst_device), TaskOf(key.src_device)});

@@ -58,14 +58,14 @@ class RdmaRendezvous final : public tensorflow::BaseRemoteRendezvous, public Rpc
   // Sends planned tensors, of which `edge`, `tensor` and `is_dead` are set, to their places. The caller uses Send for
   // those of which `went` is false afterwards.
   void SendPlanned(const tensorflow::FrameAndIter& at, absl::Span<AcceptedOffer::Sent> all);
-  // Receives planned tensors of one graph from one task, by whichever path they come. Each callback runs once. Call
-  // this only if CanReceivePlanned.
+  // Receives planned tensors of one graph from one task, by whichever path they come, into the memory of `device`, or
+  // the host's if that is nullptr. Each callback runs once. Call this only if CanReceivePlanned.
   struct PlannedReceive {
     const InEdge* edge;
     DoneCallback done;
   };
   void ReceivePlanned(const tensorflow::FrameAndIter& at, const Args& args,
-                      absl::Span<PlannedReceive> all);
+                      tensorflow::Device* device, absl::Span<PlannedReceive> all);
   bool CanReceivePlanned() { return is_initialized(); }
 
   // Called as the step begins here. Fails if the step is over already.

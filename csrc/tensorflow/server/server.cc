@@ -27,6 +27,7 @@
 #include "channel/message.h"
 #include "collective/collective_manager.h"
 #include "server/driver.h"
+#include "server/planned_kernels.h"
 #include "server/rendezvous.h"
 #include "server/stock_eager_service.h"
 #include "server/worker.h"
@@ -154,6 +155,7 @@ class RdmaServer : public tensorflow::GrpcServer {
                                  const tensorflow::ConfigProto& config) {
       for (const tensorflow::Device* device : env->device_mgr->ListDevices()) {
         incarnations_.push_back(device->attributes().incarnation());
+        if (service_ != nullptr) RegisterTransferKernels(device->device_type());
       }
       return NewRdmaWorker(env, config, service_, OwnQuestions());
     };

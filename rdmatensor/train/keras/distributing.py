@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ..backend.tensorflow.optimizer import checked, inside, put_in_front
 from ..run.session import current
 from ..sync.base import Parameters, Synchronizer
-from .shares import weigh_steps
+from .steps import prepare_steps
 
 # An attribute of a synchronizer: the optimizer that it serves, weakly.
 _SERVES = "_rdmatensor_serves"
@@ -64,7 +64,7 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
                     "synchronizer of its own"
                 )
             object.__setattr__(sync, _SERVES, weakref.ref(optimizer))
-        weigh_steps()
+        prepare_steps()
         put_in_front(optimizer, run, sync)
     return optimizer
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let models weigh their losses in each step."""
+"""Prepare the training steps of models: losses are weighed, and XLA compiles what does not communicate."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
 from typing import Any
 
@@ -18,17 +20,38 @@ from .uneven import presence_of
 
 
 @cache
-def weigh_steps() -> None:
-    """Weigh losses in all training functions that Keras makes from now on, also for train_on_batch."""
+def prepare_steps() -> None:
+    """Prepare all training functions that Keras makes from now on, also for train_on_batch."""
     make = keras.Model.make_train_function
 
     @wraps(make)
     def made(model: Any, force: bool = False) -> Any:
-        if (force or model.train_function is None) and distributed(model):
-            _weigh(model)
-        return make(model, force)
+        if not (force or model.train_function is None) or not distributed(model):
+            return make(model, force)
+        _weigh(model)
+        with _not_compiled_as_a_whole(model):
+            return make(model, force)
 
     keras.Model.make_train_function = made
+
+
+@contextmanager
+def _not_compiled_as_a_whole(model: Any) -> Iterator[None]:
+    compiles = model.jit_compile
+    model.jit_compile = False
+    try:
+        yield
+    finally:
+        model.jit_compile = compiles
+
+
+def _compiled_in_parts(model: Any) -> AbstractContextManager[Any]:
+    """Let XLA compile what the block traces, if the model is to be compiled.
+
+    XLA forms clusters of the operations that it knows. Operations between processes stay outside.
+    """
+    compiles = model.jit_compile and not tf.executing_eagerly()
+    return tf.xla.experimental.jit_scope() if compiles else nullcontext()
 
 
 def _weigh(model: Any) -> None:
@@ -39,10 +62,10 @@ def _weigh(model: Any) -> None:
     @operations.no_autograph
     def weighed(data: Any) -> Any:
         weighing = _weighing_of(model, data)
-        if weighing is None:
+        if weighing is not None and weighing.presence is not None:
+            data = _of_any_rows(data)
+        with _compiled_in_parts(model), weighing or nullcontext():
             return train_step(data)
-        with weighing:
-            return train_step(data if weighing.presence is None else _of_any_rows(data))
 
     vars(weighed)["weighs"] = True
     object.__setattr__(model, "train_step", weighed)
