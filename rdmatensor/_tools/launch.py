@@ -37,9 +37,10 @@ _LONGEST_LINE = 1 << 16
 _END = re.compile(rb"\r?\n|\r(?=[^\n])")
 _ERASE = b"\r\x1b[K"
 _OUTPUT_S = 5.0
-# Like `python SCRIPT`, but with metrics. `python -m` would also search the current folder for rdmatensor.
-_SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import metrics; "
-_SERVED += "metrics.run(sys.argv[1:])"
+# Like `python SCRIPT`, but with metrics, or with JAX over rdmatensor. `python -m` would also search the
+# current folder for rdmatensor.
+_SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import {0}; "
+_SERVED += "{0}.run(sys.argv[1:])"
 _PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?")
 # Options of Python that name what to run.
 _RUN = ("-m", "-c")
@@ -65,6 +66,8 @@ class Request:
     """Seconds between SIGTERM and SIGKILL."""
     ssh: str = remote.SSH
     python: str = sys.executable
+    jax: bool = False
+    """Whether the tasks run JAX over rdmatensor."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -183,14 +186,15 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
     started = {}
     program = list(request.program)
     before = _options(program)
-    served = [*program[:before], "-c", _SERVED, *program[before:]]
+    code = _SERVED.format("jax" if request.jax else "metrics")
+    served = [*program[:before], "-c", code, *program[before:]]
     for number, task in enumerate(request.tasks):
         config = tf_config.text_for(cluster, task, request.protocol)
         variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
         variables |= tf_config.rank_variables(cluster, task)
         if request.metrics_port:
             variables["RDMATENSOR_METRICS"] = str(request.metrics_port + number)
-        arguments = served if request.metrics_port else program
+        arguments = served if request.metrics_port or request.jax else program
         if request.hosts:
             host = request.hosts[number]
             # In the source folder, Python would import the sources, which are not built.
@@ -364,6 +368,19 @@ def check_ports(request: Request) -> str:
         f"RDMATENSOR_BIND_PORT is {fixed}, but {name} has {most} tasks, and each of them needs a port: "
         "give a range, such as 7000-7031"
     )
+
+
+def check_jax(request: Request) -> str:
+    """Return why the tasks cannot run JAX over rdmatensor; "" if they can, or need not."""
+    if not request.jax:
+        return ""
+    if request.ps:
+        return "--jax needs tasks of one kind: leave --ps out"
+    if "-c" in request.program[_options(request.program) :][:1]:
+        return "--jax needs a script or a module, not -c"
+    if importlib.util.find_spec("jax") is None:
+        return "--jax needs jax: pip install 'rdmatensor[jax]'"
+    return ""
 
 
 def check_metrics(request: Request) -> str:

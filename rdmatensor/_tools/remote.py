@@ -17,11 +17,12 @@ import select
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._api.secret import secret_file
 from .processes import Crew, Process, terminate
 
 # A host that is gone, or a connection that is cut, ends ssh within half a minute.
@@ -56,6 +57,35 @@ def parse_hosts(text: str) -> list[Host]:
             raise ValueError(f"{word!r} is not NAME or NAME=ADDRESS")
         hosts.append(Host(name, address or name.rpartition("@")[2]))
     return hosts
+
+
+def parse_slots(text: str) -> list[Host]:
+    """Read "HOST:N,HOST:N,...", and return each host N times, or once without N.
+
+    Raises ValueError if the text is something else, or names this machine beside others as localhost.
+    """
+    found: list[Host] = []
+    for word in text.split(","):
+        name, colon, count = word.strip().rpartition(":")
+        if not colon:
+            name, count = count, "1"
+        if not count.isdecimal() or int(count) < 1:
+            raise ValueError(f"{word!r} is not HOST:N")
+        found += parse_hosts(name) * int(count)
+    local = [each.name in ("localhost", "127.0.0.1") for each in found]
+    if any(local) and not all(local):
+        raise ValueError("name this machine by an address that the other hosts know, not localhost")
+    return found
+
+
+def slots_in(text: str) -> str:
+    """Return what parse_slots reads, from lines "HOST slots=N" with comments that "#" begins."""
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    found = []
+    for name, *settings in filter(None, lines):
+        counts = [each.removeprefix("slots=") for each in settings if each.startswith("slots=")]
+        found.append(f"{name}:{counts[0]}" if counts else name)
+    return ",".join(found)
 
 
 def command(ssh: str, host: Host, python: str) -> list[str]:
@@ -118,22 +148,6 @@ class Connection:
         return status or 1, f"{self._host.name} cannot be reached, or has no rdmatensor{why}"
 
 
-@contextlib.contextmanager
-def _secret_file(secret: str) -> Iterator[dict[str, str]]:
-    """Keep the secret of this run in a file that only this user can read, within the block.
-
-    The file is memory of this process, so that it ends with it, also by SIGKILL.
-    """
-    if not secret:
-        yield {}
-        return
-    with os.fdopen(os.memfd_create("rdmatensor-secret"), "w") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(secret)
-        file.flush()
-        yield {"RDMATENSOR_SECRET_FILE": f"/proc/{os.getpid()}/fd/{file.fileno()}"}
-
-
 def _end_with_input(crew: Crew, process: Process, grace: float) -> None:
     # A buffered reader would keep its lock beyond the interpreter's end.
     if not os.read(0, 1):
@@ -150,7 +164,10 @@ def _tell(what: object) -> None:
 
 
 def _run(asked: Mapping[str, Any]) -> int:
-    with Crew() as crew, _secret_file(asked["secret"]) as variables:
+    with Crew() as crew, contextlib.ExitStack() as kept:
+        variables = {}
+        if asked["secret"]:
+            variables["RDMATENSOR_SECRET_FILE"] = kept.enter_context(secret_file(asked["secret"]))
         try:
             os.chdir(asked["folder"])
             process = crew.start(

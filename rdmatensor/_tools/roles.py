@@ -83,7 +83,8 @@ def device_of(role: Role) -> Device:
                 )
                 raise type(error)(text, error.status) from None
             # The port may be a server's, and the address one that only others know.
-    return Device(name, None if chosen else own_address_towards(role.root))
+    alone = not role.root
+    return Device(name, None if chosen or alone else own_address_towards(role.root))
 
 
 def device_name(rank: int) -> str:

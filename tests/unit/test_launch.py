@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from rdmatensor._tools import remote
 from rdmatensor._tools.processes import reserved_addresses
 from support import sshd
 from support.network import two_hosts
@@ -132,6 +133,26 @@ def launch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, errors="replace", timeout=SECONDS
     )
+
+
+def test_options_of_horovodrun(script: Path, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# here\n127.0.0.1 slots=3  # three\n")
+    for options, tasks in (
+        (["-np", "2"], 2),
+        (["-H", "localhost:2"], 2),
+        (["-np", "2", "--hostfile", hosts], 2),
+        (["--hostfile", hosts], 3),
+    ):
+        done = launch(*options, script)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("begins") == tasks
+
+
+def test_hosts_have_their_slots_in_their_order() -> None:
+    lines = "node1 slots=2 max_slots=4\n\nuser@node2  # one"
+    found = [(each.name, each.address) for each in remote.parse_slots(remote.slots_in(lines))]
+    assert found == [("node1", "node1"), ("node1", "node1"), ("user@node2", "node2")]
 
 
 def test_tasks_know_their_places(script: Path) -> None:
@@ -365,12 +386,19 @@ def test_tasks_may_save_until_the_next_interrupt(started: Started) -> None:
         (["--hosts", "a,,b", __file__], "'' is not NAME or NAME=ADDRESS"),
         (["--hosts", "a,b", "-n", "3", __file__], "3 tasks are needed, but the hosts have 2"),
         (["--hosts", "a,b", "--ps", "1", __file__], "3 tasks are needed, but the hosts have 2"),
+        (["-H", "a:x", __file__], "'a:x' is not HOST:N"),
+        (["-np", "3", "-H", "a:2", __file__], "3 tasks are needed, but the hosts have 2"),
+        (["-np", "3", "-H", "localhost:2", __file__], "3 tasks are needed, but localhost has 2"),
+        (["-H", "localhost,b", __file__], "name this machine by an address"),
+        (["-H", "a", "--hosts", "b", __file__], "give one of --hosts, -H and --hostfile"),
         (["--protocol", "rdma", "missing.py"], "'rdma' is not one of 'grpc+rdma', 'grpc'"),
         ([], "Missing argument 'SCRIPT"),
         (["python"], "there is no program"),
         (["python", "-u", "missing.py"], "missing.py does not exist"),
         (["-m"], "there is no program"),
         (["--metrics-port", "9100", "python", "-c", "1"], "needs a script or a module, not -c"),
+        (["--jax", "python", "-c", "1"], "--jax needs a script or a module, not -c"),
+        (["--jax", "--ps", "1", __file__], "leave --ps out"),
     ],
 )
 def test_wrong_use_is_explained(arguments: list[str], words: str) -> None:

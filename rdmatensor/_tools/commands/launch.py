@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--workers", metavar="N", type=click.IntRange(1, 256),
+@click.option("-n", "-np", "--workers", metavar="N", type=click.IntRange(1, 256),
               help="Start so many workers. Default: 1, or all other tasks of the hosts.")  # fmt: skip
 @click.option("--ps", metavar="N", type=click.IntRange(0, 256), default=0, show_default=True,
               help="Start so many parameter servers.")  # fmt: skip
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
               help="Start a chief besides the workers. Default: only with parameter servers.")  # fmt: skip
 @click.option("--protocol", type=click.Choice(["grpc+rdma", "grpc"]), default="grpc+rdma",
               show_default=True, help="The protocol in TF_CONFIG.")  # fmt: skip
+@click.option("--jax", is_flag=True,
+              help="Run JAX's collective operations on CPUs over rdmatensor: SCRIPT calls "
+                   "jax.distributed.initialize() without arguments.")  # fmt: skip
 @click.option("--metrics-port", metavar="PORT", type=click.IntRange(0, 65535), default=0,
               help="Serve metrics of the tasks at PORT, PORT + 1, ..., for `rdmatensor top`.")  # fmt: skip
 @click.option("--grace", metavar="SECONDS", type=click.FloatRange(0), default=30.0, show_default=True,
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
                    "know it by another address.")  # fmt: skip
 @click.option("--tasks-per-host", metavar="N", type=click.IntRange(1, 256), default=1, show_default=True,
               help="Tasks on each host.")  # fmt: skip
+@click.option("-H", "slots", metavar="HOST:N,...",
+              help="Start N workers on each host, one host after the other, as horovodrun does.")  # fmt: skip
+@click.option("--hostfile", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+              help="Read the hosts of -H from lines `HOST slots=N`.")  # fmt: skip
 @click.option("--port", metavar="PORT", type=click.IntRange(1, 65535), default=2222, show_default=True,
               help="TensorFlow's port on each host; its other tasks use the following ports.")  # fmt: skip
 @click.option(
@@ -83,6 +91,8 @@ def launch(
       rdmatensor top 9100-9101
       rdmatensor launch --hosts node1,node2=10.0.0.2 train.py
       rdmatensor launch -n 4 -m package.train --steps 100
+      rdmatensor launch --jax -n 4 train.py
+      rdmatensor launch -np 8 -H node1:4,node2:4 train.py
       srun rdmatensor launch --place "$hosts" train.py
       mpirun --host a,b,c,d -N 1 rdmatensor launch --place a,b,c,d --ps 1 train.py
     """
@@ -95,7 +105,10 @@ def launch(
     options["program"] = words
     request = _request(options["ps"] > 0 if chief is None else chief, **options)
     why_not = (
-        launcher.check(words) or launcher.check_metrics(request) or launcher.check_ports(request)
+        launcher.check(words)
+        or launcher.check_jax(request)
+        or launcher.check_metrics(request)
+        or launcher.check_ports(request)
     )
     if why_not:
         raise click.UsageError(why_not)
@@ -128,23 +141,45 @@ def _become(
         raise click.ClickException(f"cannot run {command[0]}: {error.strerror}") from None
 
 
-def _request(chief: bool, hosts: str | None, tasks_per_host: int, **options: Any) -> Request:
+def _request(
+    chief: bool,
+    hosts: str | None,
+    tasks_per_host: int,
+    slots: str | None,
+    hostfile: str | None,
+    **options: Any,
+) -> Request:
     from ..launch import Request
-    from ..remote import parse_hosts
+    from ..remote import parse_hosts, parse_slots, slots_in
 
     given = {name: value for name, value in options.items() if value is not None}
-    if not hosts:
-        return Request(**{"workers": 1, **given}, chief=chief)
+    if sum(each is not None for each in (hosts, slots, hostfile)) > 1:
+        raise click.UsageError("give one of --hosts, -H and --hostfile")
     try:
-        places = parse_hosts(hosts) * tasks_per_host
-    except ValueError as error:
-        raise click.UsageError(f"--hosts: {error}") from None
+        if hosts:
+            places = parse_hosts(hosts) * tasks_per_host
+        else:
+            if hostfile:
+                slots = slots_in(Path(hostfile).read_text())
+            places = parse_slots(slots) if slots is not None else []
+    except (ValueError, OSError) as error:
+        raise click.UsageError(f"hosts: {error}") from None
+    if slots is not None and all(each.name in ("localhost", "127.0.0.1") for each in places):
+        if options["workers"] is None:
+            given["workers"] = len(places)
+        if given["workers"] > len(places):
+            raise click.UsageError(
+                f"{given['workers']} tasks are needed, but localhost has {len(places)} slots"
+            )
+        places = []
+    if not places:
+        return Request(**{"workers": 1, **given}, chief=chief)
     left = len(places) - options["ps"] - chief
     request = Request(**{"workers": left, **given}, chief=chief, hosts=places)
     if left < 1 or len(request.tasks) > len(places):
         needed = max(len(request.tasks), options["ps"] + chief + 1)
         raise click.UsageError(
             f"{needed} tasks are needed, but the hosts have {len(places)}: name more hosts, or raise "
-            "--tasks-per-host"
+            "--tasks-per-host, or the slots of -H"
         )
     return replace(request, hosts=places[: len(request.tasks)])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from ..backend.base import backend
+
 if TYPE_CHECKING:
     from ...device import Device
     from ...group import Group
@@ -27,8 +29,8 @@ class Membership:
     device: Device | None = None
     group: Group | None = None
     """None in a process that has come back: it is in no group."""
-    handle: Any = None
-    """The group as operations of the framework take it."""
+    _handle: Any = None
+    _joining = threading.Lock()
     closing: list[Callable[[], None]]
     """What is called before the group is left, each time."""
     name = "rdmatensor.train"
@@ -39,6 +41,19 @@ class Membership:
     addresses: Sequence[str] = ()
     """Of all processes' devices, once somebody has needed them."""
     published: Addresses | None = None
+
+    @property
+    def handle(self) -> Any:
+        """The group as operations of the framework take it; None without a group.
+
+        It is made when it is first used: TensorFlow lets a program choose its devices before its first
+        operation only, and a program chooses them by the rank that init() tells.
+        """
+        with self._joining:
+            if self._handle is None and self.group is not None:
+                assert self.device is not None
+                self._handle = backend().join(self.device, self.group, self.timeout, None)
+            return self._handle
 
     def check(self) -> None:
         """Raise UsageError if this process has left the group."""

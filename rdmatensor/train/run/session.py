@@ -63,7 +63,8 @@ class Session(Membership):
             if self.returns:
                 return
             self.group = join(self.device, role, "rdmatensor.train", timeout)
-            self.handle = backend().join(self.device, self.group, timeout, self.handle)
+            if self._handle is not None:  # functions that have been traced use it
+                backend().join(self.device, self.group, timeout, self._handle)
         except BaseException:
             backend().unshare(self._arena)
             self.device.close()
@@ -111,12 +112,12 @@ class Session(Membership):
             part.leave()
         device, self.device = self.device, None
         group, self.group = self.group, None
-        if self.handle is not None:
-            backend().leave(self.handle, release=False)
+        if self._handle is not None:
+            backend().leave(self._handle, release=False)
         if group is not None:
             group.close()
-        if self.handle is not None:
-            backend().leave(self.handle, release=True)
+        if self._handle is not None:
+            backend().leave(self._handle, release=True)
         if device is not None:
             backend().unshare(self._arena)
             device.close()

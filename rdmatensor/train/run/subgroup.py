@@ -46,7 +46,8 @@ class Subgroup(Membership):
         assert run.device is not None
         first = device_name(self.ranks[0])
         self.group = Group(run.device, self.rank, self.size, root, self.name, run.timeout, first)
-        self.handle = backend().join(run.device, self.group, run.timeout, self.handle)
+        if self._handle is not None:
+            backend().join(run.device, self.group, run.timeout, self._handle)
         try:
             if run.topology is not None:
                 self.follow(run.topology)
@@ -75,9 +76,11 @@ class Subgroup(Membership):
         """Leave the group, until the run joins again."""
         group, self.group = self.group, None
         if group is not None:
-            backend().leave(self.handle, release=False)
+            if self._handle is not None:
+                backend().leave(self._handle, release=False)
             group.close()
-            backend().leave(self.handle, release=True)
+            if self._handle is not None:
+                backend().leave(self._handle, release=True)
 
 
 def gather_texts(run: Membership, text: str) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....errors import UsageError
+from ...run.membership import Membership
 from ...run.session import Session
 from . import operations
 from .agree import agree, labels_of
@@ -40,8 +41,8 @@ def broadcast_variables(run: Session, variables: Sequence[Any], root: int, name:
     senders = division_of(variables).senders(run, root)
     if senders is not None:
         parts = [each for each in variables if part_of(each) is not None]
-        _broadcast(senders[0], parts, senders[1], f"parts of {name}")
-    _broadcast(run, [each for each in variables if part_of(each) is None], root, name)
+        copy_from(senders[0], parts, senders[1], f"parts of {name}")
+    copy_from(run, [each for each in variables if part_of(each) is None], root, name)
 
 
 def comparable(variables: Sequence[Any]) -> list[Any]:
@@ -112,7 +113,8 @@ def _name_of(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name))
 
 
-def _broadcast(run: Session, variables: Sequence[Any], root: int, name: str) -> None:
+def copy_from(run: Membership, variables: Sequence[Any], root: int, name: str) -> None:
+    """Set variables to their values in `root`, which learns nothing of others' variables."""
     if run.size == 1:
         return
     by_type: dict[Any, list[Any]] = {}

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...run.membership import Array, Membership
-from . import operations
+from . import operations, ragged
 
 # A bucket's messages cost as much as this share of its bytes, at most; but see _SMALLEST and _LARGEST.
 _OVERHEAD = 0.05
@@ -48,8 +48,12 @@ def mean(
     wire: str | None = None,
     name: str = "gradients",
     names: Sequence[str] = (),
+    reduction: Literal["mean", "sum"] = "mean",
 ) -> list[Any]:
-    """Average gradients; see Backend.mean. Each is a tensor, IndexedSlices, or None, which stays None."""
+    """Average gradients; see Backend.mean. Each is a tensor, IndexedSlices, or None, which stays None.
+
+    With `reduction` "sum", add them up instead.
+    """
     if run.size == 1:
         return list(gradients)
     names = names or [f"gradient {i}" for i in range(len(gradients))]
@@ -63,11 +67,16 @@ def mean(
         heading = f"gradients {number + 1} of {len(buckets)} of {name}"
         detail = operations.listed(heading, [names[i] for i in members])
         inputs = [gradients[i] for i in members]
-        under_way.append((members, inputs[0].dtype, _start(run, inputs, wire, detail)))
+        under_way.append((members, inputs[0].dtype, _start(run, inputs, wire, detail, reduction)))
     # Rows are gathered while the buckets are under way.
     for i, each in enumerate(gradients):
         if isinstance(each, tf.IndexedSlices):
-            results[i] = _mean_rows(run, each, f"rows of {names[i]} of {name}")
+            rows = (
+                each
+                if reduction == "mean"
+                else tf.IndexedSlices(each.values * run.size, each.indices, each.dense_shape)
+            )
+            results[i] = _mean_rows(run, rows, f"rows of {names[i]} of {name}")
     for members, dtype, started in under_way:
         for i, result in zip(members, started.finish(), strict=True):
             results[i] = tf.cast(result, dtype)
@@ -143,34 +152,21 @@ def buckets_of(sized: Sequence[tuple[int, Any, int]], limit: int) -> list[list[i
 
 
 def _start(
-    run: Membership, inputs: list[Any], compression: str | None, detail: str
+    run: Membership, inputs: list[Any], compression: str | None, detail: str, reduction: str
 ) -> operations.Started:
-    more = operations.averaging(inputs[0].dtype, run.size)
-    if compression is not None and inputs[0].dtype == tf.float32:
-        more = operations.averaging(tf.as_dtype(compression), run.size)
+    wire = inputs[0].dtype
+    if compression is not None and wire == tf.float32:
+        wire = tf.as_dtype(compression)
+    more = operations.averaging(wire, run.size) if reduction == "mean" else {"reduction": "sum"}
+    if wire != inputs[0].dtype:
         # What does not fit into the type may do so as a part of the mean.
         factor = more.pop("scale", 1.0)
-        inputs = [tf.cast(each * factor if factor != 1.0 else each, compression) for each in inputs]
+        inputs = [tf.cast(each * factor if factor != 1.0 else each, wire) for each in inputs]
     return operations.start(run.handle, "all_reduce", inputs, detail, **more)
 
 
 def _mean_rows(run: Membership, rows: Any, detail: str) -> Any:
-    """Join the rows of all processes, divided by their number.
-
-    Each process may have another number of them.
-    """
-    values, indices = rows.values, rows.indices
-    count = tf.shape(indices, out_type=tf.int64)[0]
-    counts = operations.all_gather(run, count[tf.newaxis], f"number of {detail}")
-    longest = tf.reduce_max(counts)
-    padding = longest - count
-    all_indices = operations.all_gather(
-        run, tf.pad(indices, [[0, padding]]), f"indices of {detail}"
-    )
-    shape = tf.concat([[padding], tf.shape(values, out_type=tf.int64)[1:]], 0)
-    padded = tf.concat([values / run.size, tf.zeros(shape, values.dtype)], 0)
-    all_values = operations.all_gather(run, padded, f"values of {detail}")
-    real = tf.reshape(tf.sequence_mask(counts, longest), [-1])
-    return tf.IndexedSlices(
-        tf.boolean_mask(all_values, real), tf.boolean_mask(all_indices, real), rows.dense_shape
-    )
+    """Join the rows of all processes, divided by their number. Each may have another number of them."""
+    joined, counts = ragged.all_gather(run, rows.indices, f"indices of {detail}")
+    values, _ = ragged.all_gather(run, rows.values / run.size, f"values of {detail}", counts)
+    return tf.IndexedSlices(values, joined, rows.dense_shape)

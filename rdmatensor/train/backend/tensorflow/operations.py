@@ -198,7 +198,7 @@ def refuse_xla(detail: str) -> None:
         if getattr(graph, "_xla_compile", False) or _is_compiled(graph):
             raise UsageError(
                 f"{_first_line(detail)}: XLA cannot compile operations between processes: pass "
-                "jit_compile=False to compile(), or to tf.function"
+                "jit_compile=False to tf.function. tf.xla.experimental.jit_scope() in it compiles the rest"
             )
         graph = getattr(graph, "outer_graph", None)
 

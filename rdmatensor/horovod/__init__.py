@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's interface over rdmatensor: a program changes its import line.
+
+`import horovod.torch as hvd` becomes `import rdmatensor.horovod.torch as hvd`; likewise `tensorflow`,
+`tensorflow.keras` and `keras`. docs/horovod.md says what differs.
+"""

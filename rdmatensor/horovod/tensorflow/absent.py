@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Name what there is in Horovod and not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import Unsupported
+
+_ABSENT = {
+    "elastic": "processes cannot join or leave: start all again, and load what rank 0 has saved",
+    "BroadcastGlobalVariablesHook": "it is for sessions of TensorFlow 1: call broadcast_variables",
+}
+
+
+def refuse(module: str) -> Callable[[str], Any]:
+    """Return a __getattr__ for a module, which raises Unsupported with the remedy."""
+
+    def get(name: str) -> Any:
+        if name in _ABSENT:
+            raise Unsupported(f"{name} is not there: {_ABSENT[name]}", "UNSUPPORTED")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get
