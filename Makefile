@@ -29,7 +29,7 @@ c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -
 
 # Long forms: make test SUITE=NAME.
 suites := whole chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures torch
-.PHONY: help build demo demo-hosts core test check docs site lint format sanitize fuzz wheel dist clean \
+.PHONY: help build demo demo-hosts core gpu test check docs site lint format sanitize fuzz wheel dist clean \
         bench bench-quick
 .PHONY: $(suites:%=suite-%) suite-all sanitize-address sanitize-thread
 
@@ -37,6 +37,7 @@ help:
 	@echo 'make demo         train a classifier over grpc and over grpc+rdma, and compare'
 	@echo 'make demo-hosts   the same between two network namespaces, as hosts are; needs root'
 	@echo 'make core         the C core and the Python API, built and tested without TensorFlow'
+	@echo 'make gpu          CUDA memory on a GPU, without TensorFlow: WHEELS=folder without a network, STANDIN=1 without a GPU'
 	@echo 'make check        linters and the quick tests, in two minutes'
 	@echo 'make test         all tests; TEST_FLAGS='
 	@echo 'make test SUITE=  a long form of one subject: $(suites); CONTRIBUTING.md'
@@ -84,6 +85,10 @@ $(VENV)/.conformance: $(VENV)/.tools
 	@$(PIP) $(KERAS_2)
 	@touch $@
 
+$(VENV)/.ray: $(VENV)/.packages
+	@$(PIP) --group ray
+	@touch $@
+
 # Of the system: the lab's emulator, a browser, Clang.
 $(VENV)/.programs: $(VENV)/.tools
 	@.ci/prepare tests
@@ -127,12 +132,16 @@ core:
 	  tests/transport/test_arguments.py tests/transport/test_onesided.py tests/transport/test_notify.py \
 	  tests/transport/test_memory.py tests/transport/test_store.py tests/transport/test_event_loop.py $(TEST_FLAGS)
 
+# On a bare machine too: .ci/gpu says what it needs.
+gpu:
+	@STANDIN='$(STANDIN)' WHEELS='$(WHEELS)' TEST_FLAGS='$(TEST_FLAGS)' .ci/gpu
+
 # Quick, for each edit: two minutes at most.
 check: lint build
 	$(PYTEST) tests/unit tests/bench/test_instructions.py tests/transport/test_notify.py $(TEST_FLAGS)
 
 # With what `make test` leaves out, because other tests show the same kinds of faults.
-suite-whole: $(tests)
+suite-whole: $(tests) $(VENV)/.ray
 	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) $(TEST_FLAGS)
 
 # Training, transfers and stores under random faults.
@@ -175,9 +184,9 @@ suite-conformance: build $(VENV)/.conformance
 	  $(if $(FILES),--files '$(FILES)') $(if $(KERAS),--keras '$(abspath $(KERAS))') \
 	  $(if $(VARIANTS),--variants $(VARIANTS)) $(CONFORMANCE_FLAGS)
 
-# All of the transport suite in a guest; `make test` leaves out what is the same over every transport.
+# All of the transport suite in a guest, and all that TensorFlow and two guests do.
 suite-verbs: $(tests)
-	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/softroce/test_transport_suite.py::test_transport_suite
+	RDMATENSOR_TEST_WHOLE=1 $(PYTEST) -n 0 tests/softroce
 
 # All tests of the plugin; `make test` runs some of them over tcp.
 suite-tcp: $(tests)
@@ -207,8 +216,8 @@ sanitize-address: $(tests)
 sanitize-thread: $(tests)
 	RDMATENSOR_TEST_SANITIZE=thread $(PYTEST) $(sanitized)
 
-# Two need a libcrypto for ARM64; to the third the emulator does not tell which pages are resident.
-no_aarch64 := ^test_(admission|mac|verbs_registration)$$
+# They need OpenSSL for ARM64; to the last one the emulator does not tell which pages are resident.
+no_aarch64 := ^test_(admission|channel|mac|tcp_io_threads|verbs_registration)$$
 suite-aarch64: $(VENV)/.tools
 	@.ci/prepare aarch64
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja --toolchain csrc/cmake/aarch64.cmake \

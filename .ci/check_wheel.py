@@ -22,6 +22,7 @@ OPERATIONS = "rdmatensor/librdmatensor_ops_{}.so"
 def wanted(info: dict[str, str]) -> Iterator[str]:
     """Files that make the wheel work; `info` is what its build noted."""
     yield from ("rdmatensor/librdmatensor.so.0", "rdmatensor/_ffi.abi3.so", "rdmatensor/_ffi.pyi")
+    yield "rdmatensor/librdmatensor_mpi.so"
     yield from ("rdmatensor/py.typed", "graph_analyzer/py.typed", "graph_analyzer/read/ops.def")
     yield from ("rdmatensor/softroce/guest/init", "graph_analyzer/report/page.html.j2")
     yield from ("graph_analyzer/parallel/page.html.j2",)

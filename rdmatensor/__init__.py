@@ -16,7 +16,7 @@ from ._api.lazy import attach
 _HOMES = {
     "": "config",
     "_api.batch": "Batch",
-    "_api.buffers": "Array Buffer Shape SupportsDLPack empty",
+    "_api.buffers": "Array Buffer Shape SupportsCudaArray SupportsDLPack empty",
     "_api.checksum": "crc32c",
     "_api.collective": "Algorithm Kind Op Tree",
     "_api.dlpack": "MemoryKind",

@@ -4,6 +4,7 @@ from ._api.batch import Batch as Batch
 from ._api.buffers import Array as Array
 from ._api.buffers import Buffer as Buffer
 from ._api.buffers import Shape as Shape
+from ._api.buffers import SupportsCudaArray as SupportsCudaArray
 from ._api.buffers import SupportsDLPack as SupportsDLPack
 from ._api.buffers import empty as empty
 from ._api.checksum import crc32c as crc32c

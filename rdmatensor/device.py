@@ -9,14 +9,14 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ._api import buffers, event_loop
+from ._api import buffers, cuda, event_loop
 from ._api.arguments import access_bits, c_text, c_text_or_null, whole
 from ._api.buffers import Array, Buffer, Shape
 from ._api.copies import Copies
@@ -44,8 +44,8 @@ class DeviceStats(NamedTuple):
     """Counters of a device since it was opened.
 
     `regions`, `region_bytes` and `pending` are gauges: the regions that exist now, their bytes, and the
-    requests to all peers that are not complete. `copies` counts the bytes of strided arrays, which operations
-    of connections and stores had to copy; GroupInfo has those of groups.
+    requests to all peers that are not complete. `copies` counts the bytes of strided arrays, and of
+    CUDA memory, that operations of connections and stores had to copy; GroupInfo has those of groups.
     """
 
     writes: int
@@ -138,12 +138,18 @@ class Device:
         dtype: npt.DTypeLike = np.uint8,
         access: Access = READ_WRITE,
         name: str | None = None,
+        memory: str = "host",
     ) -> Region:
         """Allocate `shape` elements of `dtype`, filled with zeros, and let peers open them.
 
+        `memory` is where: "host", or "cuda:0" for a CUDA device by its number.
+
         Peers open the region by `name`, which is unique on the device and at most 63 bytes long. They open a
-        region without a name by its key. Raises DeviceError if no memory is left.
+        region without a name by its key. Raises DeviceError if no memory is left, and Unsupported without
+        CUDA's driver.
         """
+        if memory != "host":
+            return self.register(cuda.empty(shape, dtype, memory), access, name)
         return self.register(buffers.empty(shape, dtype), access, name)
 
     def register(
@@ -152,6 +158,8 @@ class Device:
         """Let peers use the memory of an existing array or buffer. The region keeps it alive.
 
         With `access` READ the memory may be read-only: bytes, a mapped file, an array that is not writable.
+        A contiguous tensor in CUDA memory may be registered too; peers reach it over tcp, on the same machine
+        also. Whoever computes what peers read must wait for the stream first, unless it is the default one.
 
         A transport that shares pages (shm) needs an array from rdmatensor.empty. With `access` READ it takes
         other memory too: then the kernel copies what peers read, if it lets them, and they cannot map it.
@@ -162,11 +170,17 @@ class Device:
         kind = kind_of(array)
         if not any(kind & each.memory_kinds for each in self.transports.values()):
             raise Unsupported(f"no transport takes memory of kind {kind.name}", "UNSUPPORTED")
-        local = (buffers.target if bits & Access.WRITE else buffers.memory)(array)
+        memory: Array | cuda.CudaArray
+        if kind is MemoryKind.CUDA:
+            memory = (cuda.writable if bits & Access.WRITE else cuda.array_of)(array)
+            local, size, number = memory.pointer, memory.nbytes, lib.RDT_MEMORY_CUDA
+        else:
+            local = (buffers.target if bits & Access.WRITE else buffers.memory)(array)
+            memory, size, number = buffers.as_array(array), len(local), lib.RDT_MEMORY_HOST
         out = ffi.new("rdt_region **")
         with self._call() as device:
-            check(lib.rdt_region_register(device, local, len(local), bits, text, out))
-            region = Region(self, out[0], buffers.as_array(array), name)
+            check(lib.rdt_region_register_kind(device, number, local, size, bits, text, out))
+            region = Region(self, out[0], memory, name)
             with self._changed:
                 self._regions.add(region)
         return region
@@ -207,12 +221,10 @@ class Device:
 
     def notifications(self, timeout: float | None = None) -> Iterator[Notification]:
         """Iterate over notifications until none has come for `timeout` seconds."""
-        while True:
-            try:
-                notification = self.next_notification(timeout)
-            except DeadlineExceeded:
-                return
-            yield notification
+        # A name for one would keep the memory of its source until the next one comes.
+        with suppress(DeadlineExceeded):
+            while True:
+                yield self.next_notification(timeout)
 
     async def anext_notification(self, timeout: float | None = None) -> Notification:
         """Do what next_notification does, for asyncio. Cancelling it loses no notification.
@@ -270,6 +282,7 @@ class Device:
         lib.rdt_device_close(handle)
         # C uses neither registered memory nor buffers of transfers any more: both may be freed.
         for region in regions:
+            region._open = False
             region._handle = region._array = None
         self._owned.clear()
         self._closing_remotes.clear()
@@ -384,6 +397,7 @@ class Device:
             if handle is not None and self._handle is not None:
                 lib.rdt_region_close(handle)
                 self._regions.discard(region)
+                region._open = False
                 array, region._array = region._array, None
         del array  # its finalizers may wait for other threads
 

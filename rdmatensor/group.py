@@ -44,7 +44,7 @@ class GroupInfo(NamedTuple):
     inside a host, then between hosts (0 if no members are so placed). `reduce_byte_ns` is the time of a
     reduction for each byte of one operand. `operations` counts completed operations and `bytes` the bytes
     sent, by algorithm; "" stands for kinds that have one algorithm only. `copies` counts bytes that were
-    staged because an array lies in no region, or is strided.
+    staged because an array lies in no region, is strided, or lies in CUDA memory.
     """
 
     name: str
@@ -82,8 +82,9 @@ class Group:
 
     send() and receive() concern two members only, and come in any order with regard to other calls.
 
-    Arrays are C-contiguous numpy arrays, or such tensors of another library on the host, by DLPack. Strided
-    ones of up to 64 KiB are copied, and their results copied back.
+    Arrays are C-contiguous numpy arrays, or such tensors of another library, by DLPack. Strided ones of up
+    to 64 KiB, and those in CUDA memory, are copied, and their results copied back. Without `out`, a result is
+    an array on the host.
     Reductions take floats, bfloat16 (from ml_dtypes) and integers; operations that only move data take any
     dtype. Arrays in a region of the device with READ and WRITE access, such as those from empty(), move
     without a copy. The result goes into `out`: a new array (None), `array` itself, or an array that does not

@@ -274,7 +274,8 @@ typedef enum rdt_region_atomics {
   RDT_REGION_ATOMIC = 0,
   RDT_REGION_UNALIGNED = 1, /* its words are not aligned */
   RDT_REGION_MIXED =
-      2 /* those of others, over other transports, would not be atomic with the peer's */
+      2, /* those of others, over other transports, would not be atomic with the peer's */
+  RDT_REGION_DEVICE = 3 /* it does not lie in host memory */
 } rdt_region_atomics;
 
 struct rdt_remote_region {

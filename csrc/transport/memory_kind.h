@@ -15,8 +15,9 @@ static inline const char *rdt_memory_kind_name(rdt_memory_kind kind) {
 static inline rdt_status rdt_memory_kind_check(const rdt_transport *transport,
                                                rdt_memory_kind kind) {
   if (transport->memory_kinds & kind) return RDT_OK;
-  return rdt_fail(RDT_ERR_UNSUPPORTED, "transport %s takes no memory of kind %s", transport->name,
-                  rdt_memory_kind_name(kind));
+  return rdt_fail(RDT_ERR_UNSUPPORTED,
+                  "transport %s takes no memory of kind %s: shm and tcp take that of CUDA devices",
+                  transport->name, rdt_memory_kind_name(kind));
 }
 
 #endif

@@ -69,7 +69,9 @@ typedef enum rdt_atomics {
 typedef struct rdt_transport {
   const char *name;
   uint32_t capabilities; /* rdt_capability bits, but for RDT_CAP_ATOMIC */
-  uint32_t memory_kinds; /* rdt_memory_kind bits: what region_register takes */
+  /* rdt_memory_kind bits: what region_register takes. It may still refuse memory of CUDA devices that the driver does
+   * not share. */
+  uint32_t memory_kinds;
   /* write, read and atomic are complete on return, need no credit and no `request`, do not change
    * *op, and may run on many threads at once. */
   bool synchronous;
@@ -184,6 +186,9 @@ typedef struct rdt_transport {
   void (*region_release)(rdt_mapping *mapping);
   /* Returns the address of the region's first byte in this process; NULL without RDT_CAP_MAP, and for what is lent. */
   void *(*region_address)(const rdt_mapping *mapping);
+  /* Optional: returns rdt_memory_kind bits of what op->local may be in operations on the region; otherwise it is host
+   * memory. */
+  uint32_t (*region_local_kinds)(const rdt_mapping *mapping);
 } rdt_transport;
 
 #endif

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from .._ffi import ffi, lib
 from ..errors import UsageError
-from . import buffers
+from . import buffers, cuda
 from .arguments import whole
 from .buffers import Buffer
 from .region import RemoteRegion
@@ -16,18 +19,33 @@ if TYPE_CHECKING:
     from .remote import RemoteDevice
 
 
+class OnDevice(NamedTuple):
+    """A tensor in CUDA memory, which each post copies."""
+
+    data: Any
+
+
+class Prepared(NamedTuple):
+    """Operations in C's form, what they use, and what is to be called once they have succeeded."""
+
+    ops: Any
+    rows: list[tuple[int, Any, Any, int, int]]
+    back: Callable[[], None] | None
+
+
 class Batch:
     """A list of operations that RemoteDevice.post executes in the order in which they were added.
 
     RemoteDevice.batch() creates it. Each post sends what the buffers hold at that moment, so a batch can be
     posted any number of times. The batch keeps its buffers alive. Do not change it in one thread while
-    another one posts it. Arrays must be C-contiguous.
+    another one posts it. Arrays must be C-contiguous. Tensors in CUDA memory are copied as RemoteRegion does,
+    by each post.
     """
 
     def __init__(self, remote: RemoteDevice) -> None:
         self._remote = remote
         self._rows: list[tuple[int, Any, Any, int, int]] = []
-        self._ops: Any = None
+        self._ready: Prepared | None = None
 
     def write(
         self, region: RemoteRegion, data: Buffer, offset: int = 0, notify: int | None = None
@@ -36,7 +54,7 @@ class Batch:
         kind = lib.RDT_OP_WRITE if notify is None else lib.RDT_OP_WRITE_NOTIFY
         return self._add(
             kind,
-            buffers.source(data),
+            self._local(data, buffers.source),
             self._checked(region),
             offset,
             0 if notify is None else notify,
@@ -44,14 +62,26 @@ class Batch:
 
     def read_into(self, region: RemoteRegion, array: Buffer, offset: int = 0) -> Batch:
         """Add what RemoteRegion.read_into posts."""
-        return self._add(lib.RDT_OP_READ, buffers.target(array), self._checked(region), offset, 0)
+        return self._add(
+            lib.RDT_OP_READ, self._local(array, buffers.target), self._checked(region), offset, 0
+        )
 
     def notify(self, payload: Buffer = b"", immediate: int = 0) -> Batch:
         """Add what RemoteDevice.notify posts."""
-        return self._add(lib.RDT_OP_NOTIFY, buffers.source(payload), ffi.NULL, 0, immediate)
+        return self._add(
+            lib.RDT_OP_NOTIFY, self._local(payload, buffers.source), ffi.NULL, 0, immediate
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def _local(self, data: Any, host: Callable[[Any], Any]) -> Any:
+        """Return the bytes of `data` as `host` does, or `data` if it lies in CUDA memory."""
+        if data.__class__ is np.ndarray or not cuda.is_cuda(data):
+            return host(data)
+        checked = cuda.array_of if host is buffers.source else cuda.writable
+        checked(data)
+        return OnDevice(data)
 
     def _checked(self, region: RemoteRegion) -> Any:
         if not isinstance(region, RemoteRegion):
@@ -63,15 +93,36 @@ class Batch:
     def _add(self, kind: int, local: Any, handle: Any, offset: int, immediate: int) -> Batch:
         offset, immediate = whole("offset", offset), whole("notify or immediate", immediate)
         self._rows.append((kind, local, handle, offset, immediate))
-        self._ops = None
+        self._ready = None
         return self
 
-    def _prepare(self) -> Any:
-        """Return the operations in C's form, and create it on the first call."""
-        if self._ops is None:
-            ops = ffi.new("rdt_op[]", len(self._rows))
-            for op, row in zip(ops, self._rows, strict=True):
-                op.kind, op.local, op.remote, op.remote_offset, op.immediate = row
-                op.size = len(row[1])
-            self._ops = ops
-        return self._ops
+    def _prepare(self) -> Prepared:
+        """Return the operations in C's form. Without CUDA memory, they are the same until one is added."""
+        if self._ready is not None:
+            return self._ready
+        copies = self._remote._device._copies
+        rows: list[tuple[int, Any, Any, int, int]] = []
+        backs: list[Callable[[], None]] = []
+        for kind, local, handle, offset, immediate in self._rows:
+            if not isinstance(local, OnDevice):
+                host = local
+            elif kind == lib.RDT_OP_READ:
+                host, back = copies.target(local.data)
+                if back is not None:
+                    backs.append(back)
+            else:
+                host = copies.source(local.data)
+            rows.append((kind, host, handle, offset, immediate))
+        ops = ffi.new("rdt_op[]", len(rows))
+        for op, row in zip(ops, rows, strict=True):
+            op.kind, op.local, op.remote, op.remote_offset, op.immediate = row
+            op.size = len(row[1])
+
+        def finish() -> None:
+            for back in backs:
+                back()
+
+        ready = Prepared(ops, rows, finish if backs else None)
+        if not any(isinstance(row[1], OnDevice) for row in self._rows):
+            self._ready = ready
+        return ready

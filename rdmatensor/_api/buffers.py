@@ -27,10 +27,18 @@ class SupportsDLPack(Protocol):
         """Return the kind of the device where the memory lies, and its number."""
 
 
+class SupportsCudaArray(Protocol):
+    """An array in CUDA memory by version 3 of its interface, such as those of Numba and CuPy."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The address, the shape, the dtype and the stream."""
+
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer as _Buffer
 
-    Buffer: TypeAlias = _Buffer | Array | SupportsDLPack
+    Buffer: TypeAlias = _Buffer | Array | SupportsDLPack | SupportsCudaArray
 else:
     Buffer = Any
 Shape: TypeAlias = int | tuple[int, ...] | list[int]

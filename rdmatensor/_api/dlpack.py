@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
+from ..errors import RdmaError, UsageError
 
 # DLPack's numbers of devices whose memory the processor addresses, and of CUDA's.
 _HOST_DEVICES, _CUDA_DEVICES = (1, 3, 11), (2, 13)
@@ -45,12 +45,14 @@ class MemoryKind(IntFlag):
 
 def kind_of(data: Any) -> MemoryKind:
     """Return where the memory of `data` lies, by what `data` says. Raises UsageError if it has none."""
-    if hasattr(data, "__cuda_array_interface__"):
-        return MemoryKind.CUDA
-    if not hasattr(data, "__dlpack_device__"):
-        return MemoryKind.HOST
     try:
+        if hasattr(data, "__cuda_array_interface__"):
+            return MemoryKind.CUDA
+        if not hasattr(data, "__dlpack_device__"):
+            return MemoryKind.HOST
         device = data.__dlpack_device__()[0]
+    except RdmaError:  # of a region of ours
+        raise
     except (BufferError, RuntimeError, ValueError) as error:
         raise UsageError(f"the {type(data).__name__} does not share its memory: {error}") from error
     if device in _HOST_DEVICES:
@@ -114,14 +116,17 @@ def array_of(data: Any) -> npt.NDArray[Any]:
     It is strided if `data` is, read-only unless `data` says that it may be written, and keeps the memory
     alive. Raises UsageError for memory that the processor cannot address, and for types without a dtype.
     """
-    capsule = _capsule_of(data)
-    tensor, flags = _tensor_of(capsule)
+    kind = kind_of(data)
+    if kind is not MemoryKind.HOST:
+        raise UsageError(
+            f"the {type(data).__name__} lies in memory of kind {kind.name}: copy it to the host"
+        )
+    capsule = capsule_from(data)
+    tensor, fixed = tensor_of(capsule)
     shape = tuple(tensor.shape[: tensor.ndim])
-    dtype = _dtype_of(tensor)
+    dtype = dtype_of(tensor)
     if 0 in shape:
         return np.empty(shape, dtype)
-    # What is written into a copy would be lost.
-    fixed = bool(flags & (_READ_ONLY | _IS_COPIED))
     return np.asarray(_Memory(capsule, tensor, dtype.itemsize, fixed)).view(dtype)
 
 
@@ -131,37 +136,35 @@ def capsule_of(array: npt.NDArray[Any], **options: Any) -> Any:
     if dtype.name not in _ML_DTYPES.values():
         return array.__dlpack__(**options)
     capsule = array.view(f"u{dtype.itemsize}").__dlpack__(**options)
-    tensor, _ = _tensor_of(capsule)
+    tensor, _ = tensor_of(capsule)
     tensor.code = next(code for (code, _), name in _ML_DTYPES.items() if name == dtype.name)
     return capsule
 
 
-def _capsule_of(data: Any) -> Any:
-    kind = kind_of(data)
-    if kind is not MemoryKind.HOST:
-        raise UsageError(
-            f"the {type(data).__name__} lies in memory of kind {kind.name}: copy it to the host"
-        )
+def capsule_from(data: Any, **options: Any) -> Any:
+    """Return a capsule with the memory of `data`. Raises UsageError if it does not share it."""
     try:
         try:
-            return data.__dlpack__(max_version=(1, 0))
+            return data.__dlpack__(**options, max_version=(1, 0))
         except TypeError:  # a producer that knows DLPack 0 only
-            return data.__dlpack__()
+            return data.__dlpack__(**options)
     except (BufferError, RuntimeError) as error:
         raise UsageError(f"the {type(data).__name__} does not share its memory: {error}") from error
 
 
-def _tensor_of(capsule: Any) -> tuple[_Tensor, int]:
-    """Return the tensor in a capsule, and its flags. Version 0 does not tell whether it may be written."""
+def tensor_of(capsule: Any) -> tuple[_Tensor, bool]:
+    """Return the tensor in a capsule, and whether it must not be written. Version 0 does not tell."""
     if _is_valid(capsule, _VERSIONED):
         managed = _Versioned.from_address(_get_pointer(capsule, _VERSIONED))
         if managed.major == 1:
-            return managed.tensor, managed.flags
+            # What is written into a copy would be lost.
+            return managed.tensor, bool(managed.flags & (_READ_ONLY | _IS_COPIED))
         raise UsageError(f"the tensor comes by DLPack {managed.major}: this package knows 1")
-    return _Tensor.from_address(_get_pointer(capsule, _NAME)), _READ_ONLY
+    return _Tensor.from_address(_get_pointer(capsule, _NAME)), True
 
 
-def _dtype_of(tensor: _Tensor) -> np.dtype[Any]:
+def dtype_of(tensor: _Tensor) -> np.dtype[Any]:
+    """Return the dtype of a tensor's elements. Raises UsageError if there is none."""
     name = _ML_DTYPES.get((tensor.code, tensor.bits))
     if tensor.lanes == 1 and name:
         try:

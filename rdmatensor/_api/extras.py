@@ -12,6 +12,7 @@ _TENSORFLOW = "pip install 'tensorflow-cpu>=2.20,<2.23', then install rdmatensor
 # By the name that is imported. pip adds what an extra lists to an rdmatensor that is installed already.
 _REMEDIES = {
     "graph_analyzer": "another package may have this name; run rdmatensor doctor",
+    "jax": "pip install 'rdmatensor[jax]'",
     "keras": _TENSORFLOW,
     "matplotlib": "pip install 'rdmatensor[simulate]'",
     "prometheus_client": "pip install 'rdmatensor[metrics]'",

@@ -29,7 +29,7 @@ from .collective import (
     set_parts,
     unusable,
 )
-from .copies import Copies, CopyBack
+from .copies import Copies, Staged
 from .transfer import Transfer, drop_complete
 from .wait import milliseconds
 
@@ -41,6 +41,7 @@ _Slot = tuple[Any, Any]
 _Key = tuple[str, "np.dtype[Any]", str, str, int]
 
 _group_run = lib.rdt_python_run
+_ndarray = np.ndarray
 _NOTHING = np.empty(0, np.uint8)
 _PAIRS = ("send", "receive")
 # In the second half of the tags of started sends and receives, which names them here.
@@ -65,7 +66,7 @@ class Operation(Transfer):
         tag: tuple[int, int],
         out: Any,
         report: Any,
-        back: CopyBack | None,
+        back: Callable[[], None] | None,
     ) -> None:
         super().__init__(ffi.gc(handle, lib.rdt_transfer_free), keep, back)
         self._calls = calls
@@ -142,7 +143,9 @@ class GroupCalls:
         report: Any = None,
     ) -> Any:
         """Run an operation, and return its result, which is None where this member has none."""
+        staged, array, out = self._on_host(array, out)
         array, result = self._places(kind, array, out, root, parts)
+        to_device = None if staged is None else staged.back(result)
 
         def go(handle: Any, call: Any, local: Any, target: Any, count: int, back: Any) -> None:
             status = _group_run(handle, call, local, target, count)
@@ -166,7 +169,9 @@ class GroupCalls:
             factor,
             report,
         )
-        return result
+        if to_device is not None:
+            to_device()
+        return result if staged is None else staged.original(result)
 
     def start(
         self,
@@ -184,7 +189,10 @@ class GroupCalls:
         factor: float | None,
     ) -> Operation:
         """Start an operation. It keeps the arrays alive."""
+        staged, array, out = self._on_host(array, out)
         array, out = self._places(kind, array, out, root, parts)
+        result = out if staged is None else staged.original(out)
+        to_device = None if staged is None else staged.back(out)
         report = ffi.new("rdt_collective_report *") if kind == "receive" else None
 
         def go(
@@ -201,7 +209,9 @@ class GroupCalls:
                     call.tag = (0, 0)
                 if status < 0:
                     raise failure(status)
-                operation = Operation(self, transfer[0], (local, target), halves, out, report, back)
+                operation = Operation(
+                    self, transfer[0], (local, target), halves, result, report, to_device or back
+                )
                 self._pending.append(operation)
             return operation
 
@@ -299,6 +309,13 @@ class GroupCalls:
         self._handle, self._slots = None, {}
         for operation in self._pending:
             ffi.gc(operation._handle, None)
+
+    def _on_host(self, array: Any, out: Any) -> tuple[Staged | None, Any, Any]:
+        """Return the arrays of an operation, or copies of those in CUDA memory and what puts results back."""
+        if array.__class__ is _ndarray and (out is None or out.__class__ is _ndarray):
+            return None, array, out
+        staged = self.copies.staged(array, out)
+        return (None, array, out) if staged is None else (staged, staged.array, staged.out)
 
     def _places(
         self, kind: str, array: Any, out: Any, root: int, parts: Parts | None

@@ -14,7 +14,8 @@ from ..errors import Closed, RegionError, UsageError, check
 from . import buffers
 from .arguments import whole, word
 from .buffers import Array, Buffer, from_buffer
-from .dlpack import capsule_of
+from .cuda import CudaArray
+from .dlpack import MemoryKind, capsule_of
 from .transfer import COMPLETED, Transfer
 
 if TYPE_CHECKING:
@@ -40,14 +41,22 @@ class Region:
     closed, even if the object is dropped. Closing it withdraws it from peers. Arrays and memoryviews of it
     stay valid; the memory is freed when the last of them is dropped. A peer that uses the memory in place
     keeps its own mapping.
+
+    A region in CUDA memory has `__cuda_array_interface__` in the place of `array`: `torch.as_tensor(region,
+    device="cuda")` is a tensor over it. Such memory is freed when the object and all these are dropped.
     """
 
-    def __init__(self, device: Device, handle: Any, array: Array, name: str | None) -> None:
+    def __init__(
+        self, device: Device, handle: Any, array: Array | CudaArray, name: str | None
+    ) -> None:
         info = ffi.new("rdt_region_info *")
         check(lib.rdt_region_get_info(handle, info))
         self._device = device
         self._handle = handle
-        self._array: Array | None = array
+        self._array = array if isinstance(array, np.ndarray) else None
+        # Not dropped by close(), because others may have its address.
+        self._cuda = array if isinstance(array, CudaArray) else None
+        self._open = True
         self.name = name
         self.key = int(info.key)
         self.nbytes = int(info.size)
@@ -55,15 +64,32 @@ class Region:
 
     @property
     def array(self) -> Array:
-        """The memory as a numpy array, without a copy. Raises Closed once the region is closed."""
-        if self._array is None:
+        """The memory as a numpy array, without a copy. Raises Closed once the region is closed.
+
+        Raises UsageError for CUDA memory, which the processor cannot address.
+        """
+        array = self._array  # before `_open`: another thread may close the region now
+        if not self._open:
             raise Closed(f"{self!r} is closed")
-        return self._array
+        if array is None:
+            raise UsageError(
+                f"{self!r} lies in CUDA memory, which is no numpy array: use torch.as_tensor(region, "
+                'device="cuda"), cupy.asarray(region) or numba.cuda.as_cuda_array(region)'
+            )
+        return array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self._cuda is None:
+            raise AttributeError(f"{self!r} does not lie in CUDA memory")
+        if not self._open:
+            raise Closed(f"{self!r} is closed")
+        return self._cuda.__cuda_array_interface__
 
     @property
     def closed(self) -> bool:
         """Whether the region is closed."""
-        return self._array is None
+        return not self._open
 
     def close(self) -> None:
         """Withdraw the region from peers. A second call does nothing."""
@@ -88,7 +114,12 @@ class Region:
         return self.array.data
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return the memory as a capsule, for `from_dlpack` of other libraries."""
+        """Return the memory as a capsule, for `from_dlpack` of other libraries.
+
+        Raises BufferError for CUDA memory, which `__cuda_array_interface__` describes.
+        """
+        if self._cuda is not None:
+            raise BufferError(f"{self!r} lies in CUDA memory: use __cuda_array_interface__")
         return capsule_of(self.array, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -109,6 +140,9 @@ class RemoteRegion:
 
     Strided arrays and tensors of up to 64 KiB are copied: before they are written, and after they were read,
     when the Transfer becomes done. Larger ones raise UsageError: make the copy by numpy.ascontiguousarray.
+    Contiguous tensors in CUDA memory are copied in the same way, whatever their size, and calls wait for
+    these copies. Do not use such a target before the Transfer is done: only then is it filled. Between CUDA
+    devices of one host, over shared memory, CUDA copies from device to device.
     """
 
     def __init__(self, remote: RemoteDevice, handle: Any) -> None:
@@ -117,6 +151,8 @@ class RemoteRegion:
         self._handle = handle
         self._remote = remote
         self._channel = remote._channel
+        # Whether CUDA itself copies, from device to device too.
+        self._by_cuda = bool(lib.rdt_remote_region_local_kinds(handle) & MemoryKind.CUDA)
         self.key = int(info.key)
         self.nbytes = int(info.size)
         self.access = Access(info.access)
@@ -127,7 +163,7 @@ class RemoteRegion:
         `notify` is a number of up to 64 bits. If it is given, the peer gets a notification with this number
         once the data is visible there.
         """
-        handle = self._handle or self._need_handle()
+        handle, given = self._handle or self._need_handle(), None
         try:
             local = from_buffer(data)
             if data.__class__ is _ndarray:
@@ -136,7 +172,9 @@ class RemoteRegion:
             elif data.__class__ is not bytes and buffers.holds_objects(data):
                 raise TypeError
         except (TypeError, ValueError, BufferError):
-            local = self._remote._device._copies.source(data)
+            copies = self._remote._device._copies
+            given = copies.on_device(data, False) if self._by_cuda else None
+            local = copies.source(data) if given is None else given.pointer
         if notify is None:
             kind, immediate = _WRITE, 0
         else:
@@ -144,23 +182,27 @@ class RemoteRegion:
         if offset.__class__ is not int:
             offset = whole("offset", offset)
         try:
-            posted = _post(self._channel, kind, local, len(local), handle, offset, immediate)
+            size = len(local) if given is None else given.nbytes
+            posted = _post(self._channel, kind, local, size, handle, offset, immediate)
         except OverflowError as error:
             raise _bad_number(error) from None
-        return COMPLETED if posted == 0 else self._remote._begun(posted, (local, handle))
+        return COMPLETED if posted == 0 else self._remote._begun(posted, (local, given, handle))
 
     def read_into(self, array: Buffer, offset: int = 0) -> Transfer:
         """Fill `array` with the bytes from `offset` of the region."""
         handle = self._handle or self._need_handle()
-        local, back = self._remote._device._copies.target(array)
+        copies = self._remote._device._copies
+        given = copies.on_device(array, True) if self._by_cuda else None
+        local, back = copies.target(array) if given is None else (given.pointer, None)
         if offset.__class__ is not int:
             offset = whole("offset", offset)
         try:
-            posted = _post(self._channel, _READ, local, len(local), handle, offset, 0)
+            size = len(local) if given is None else given.nbytes
+            posted = _post(self._channel, _READ, local, size, handle, offset, 0)
         except OverflowError as error:
             raise _bad_number(error) from None
         if posted:
-            return self._remote._begun(posted, (local, handle), back)
+            return self._remote._begun(posted, (local, given, handle), back)
         if back is not None:
             back()
         return COMPLETED

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from . import buffers
 from .arguments import access_bits, c_text, whole
 from .batch import Batch
 from .buffers import Buffer, Shape
-from .copies import CopyBack
 from .dlpack import MemoryKind
 from .event_loop import awaitable
 from .region import READ_WRITE, Access, RemoteRegion, _bad_number
@@ -131,11 +131,15 @@ class RemoteDevice:
         if batch._remote is not self:
             raise UsageError(f"the batch was made for {batch._remote!r}, not for {self!r}")
         out = ffi.new("rdt_transfer **")
-        ops = batch._prepare()
-        status = lib.rdt_channel_submit(self._need_channel(), ops, len(batch), out)
+        ready = batch._prepare()
+        status = lib.rdt_channel_submit(self._need_channel(), ready.ops, len(ready.rows), out)
         check(status)
         # Not the batch itself: rows may be added to it while these are running.
-        return self._track(out[0], (ops, list(batch._rows))) if out[0] else COMPLETED
+        if out[0]:
+            return self._track(out[0], ready, ready.back)
+        if ready.back is not None:
+            ready.back()
+        return COMPLETED
 
     @property
     def up(self) -> bool:
@@ -187,12 +191,12 @@ class RemoteDevice:
         self._regions.add(region)
         return region
 
-    def _begun(self, posted: int, keep: Any, back: CopyBack | None = None) -> Transfer:
+    def _begun(self, posted: int, keep: Any, back: Callable[[], None] | None = None) -> Transfer:
         """Return the transfer that rdt_python_post began, or raise what it failed with."""
         check(min(posted, 0))
         return self._track(ffi.cast("rdt_transfer *", posted), keep, back)
 
-    def _track(self, handle: Any, keep: Any, back: CopyBack | None = None) -> Transfer:
+    def _track(self, handle: Any, keep: Any, back: Callable[[], None] | None = None) -> Transfer:
         transfer = Transfer(ffi.gc(handle, lib.rdt_transfer_free), keep, back)
         self._pending.append(transfer)
         drop_complete(self._pending)

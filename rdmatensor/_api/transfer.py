@@ -10,7 +10,6 @@ from typing import Any
 from .._ffi import lib
 from ..errors import DeadlineExceeded, RdmaError, error_from
 from .buffers import Array
-from .copies import CopyBack
 from .event_loop import call_logged, call_when_done, completion
 from .wait import DEADLINE, IN_PROGRESS, milliseconds, wait_in_slices
 
@@ -28,7 +27,7 @@ class Transfer:
     __slots__ = ("_back", "_error", "_handle", "_keep", "_status")
     _failure = staticmethod(error_from)
 
-    def __init__(self, handle: Any, keep: Any, back: CopyBack | None = None) -> None:
+    def __init__(self, handle: Any, keep: Any, back: Callable[[], None] | None = None) -> None:
         self._handle = handle
         self._keep = keep
         self._back = back
@@ -115,7 +114,10 @@ class Transfer:
         if status < 0:
             self._error = self._failure(status)
         elif self._back is not None:
-            self._back()  # before anybody learns that they are complete
+            try:
+                self._back()  # before anybody learns that they are complete
+            except RdmaError as error:
+                self._error = error
         self._status = status
         self._keep = None
         return True

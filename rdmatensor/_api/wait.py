@@ -22,6 +22,9 @@ def milliseconds(timeout: float | None) -> int:
     """Convert seconds for the C library. None is the setting DEADLINE_MS."""
     if timeout is None:
         return int(lib.RDT_TIMEOUT_DEFAULT)
+    # What most give.
+    if timeout.__class__ is float and 0.0 <= timeout < _LONGEST_MS / 1000:
+        return math.ceil(timeout * 1000)
     try:
         given = -1.0 if isinstance(timeout, bool | str | bytes) else float(timeout)
     except (TypeError, ValueError, OverflowError):

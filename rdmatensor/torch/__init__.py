@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend of torch.distributed for CPU tensors: `init_process_group("rdmatensor")`.
+"""A backend of torch.distributed for CPU and CUDA tensors: `init_process_group("rdmatensor")`.
 
 Importing this module registers the backend. From torch 2.14 on, installing the package suffices.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from .identity import DEVICES
 from .memory import bucket_hook, empty
 from .process_group import ProcessGroup, create
 from .synchronize import Synchronization, synchronize
@@ -27,7 +28,9 @@ __all__ = [
 def register() -> None:
     """Make the backend known to torch.distributed. Importing the module does it; again, it does nothing."""
     if "RDMATENSOR" not in dist.Backend._plugins:
-        dist.Backend.register_backend("rdmatensor", create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(
+            "rdmatensor", create, extended_api=True, devices=list(DEVICES)
+        )
 
 
 register()

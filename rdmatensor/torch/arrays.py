@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of CPU tensors as arrays of one dimension, which groups take."""
+"""The elements of tensors as arrays of one dimension, which groups take. Those of CUDA tensors are copies.
+
+torch makes the copies: those to the host wait for the current stream, and those back are complete when they
+return, on every stream.
+"""
 
 from __future__ import annotations
 
@@ -53,26 +57,32 @@ def flat(tensor: torch.Tensor) -> Array:
 def no_backend(device: str) -> RuntimeError:
     """Return the error for tensors on a type of device for which the program has named no backend."""
     return RuntimeError(
-        f"the backend rdmatensor moves CPU tensors, and this one is on {device}: name the backend of other "
-        'devices too, such as init_process_group("cpu:rdmatensor,cuda:nccl"), or give them a process group '
-        'of their own, such as new_group(backend="nccl")'
+        f"the backend rdmatensor moves CPU and CUDA tensors, and this one is on {device}: name the backend "
+        'of other devices too, such as init_process_group("cpu:rdmatensor,xpu:xccl"), or give them a process '
+        'group of their own, such as new_group(backend="xccl")'
     )
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's memory has its elements, in order and as they are."""
-    return bool(tensor.is_contiguous()) and not tensor.is_conj() and not tensor.is_neg()
+    """Return whether the tensor's memory has its elements on the host, in order and as they are."""
+    on_host = tensor.is_cpu and bool(tensor.is_contiguous())
+    return on_host and not tensor.is_conj() and not tensor.is_neg()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor if it is dense, else a dense copy."""
+    """Return the tensor if it is dense, else a dense copy on the host.
+
+    Raises RuntimeError for a tensor that is neither on the CPU nor on a CUDA device.
+    """
     if is_dense(tensor):
         return tensor
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise no_backend(tensor.device.type)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
 
 
 def target(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
-    """Return a dense tensor with the values of `tensor`, and what copies results from there to `tensor`.
+    """Return what dense() returns, and what copies results from there to `tensor`.
 
     Without a copy, the tensor is the same, and there is nothing to do.
     """
@@ -89,8 +99,13 @@ def assign(to: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the elements of all tensors, one after the other, in new memory."""
-    return torch.cat([each.detach().reshape(-1) for each in tensors])
+    """Return the elements of all tensors, one after the other, in new memory on the host."""
+    return dense(torch.cat([each.detach().reshape(-1) for each in tensors]))
+
+
+def room(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return new memory on the host for so many elements of the tensor's dtype."""
+    return torch.empty(elements, dtype=tensor.dtype)
 
 
 def spread(values: torch.Tensor, to: Sequence[torch.Tensor]) -> None:
@@ -106,3 +121,12 @@ def unequal(tensors: Sequence[torch.Tensor]) -> dict[str, list[int]]:
     """Return the argument of a group's operation for parts of these sizes: none if they are equal."""
     counts = [each.numel() for each in tensors]
     return {} if len(set(counts)) == 1 else {"counts": counts}
+
+
+def cuda_devices(value: Any) -> list[torch.device]:
+    """Return the CUDA devices of tensors, which may stand in lists, each once."""
+    if isinstance(value, torch.Tensor):
+        return [value.device] if value.is_cuda else []
+    if not isinstance(value, (list, tuple)):
+        return []
+    return list(dict.fromkeys(device for each in value for device in cuda_devices(each)))

@@ -110,7 +110,7 @@ def routed(method: _Method) -> _Method:
         if not self._other_types():
             return method(self, *given, **named)
         device = device_of(*given, *named.values())
-        if device == "cpu":
+        if self._moves(device):
             return method(self, *given, **named)
         return getattr(self._for_device(device), name)(*given, **named)
 

@@ -12,6 +12,9 @@ import torch
 from .arrays import no_backend
 from .devices import OtherDevices
 
+#: The types of devices whose tensors the backend moves, unless the program names another one for them.
+DEVICES = ("cpu", "cuda")
+
 
 class Identity:
     """The names, the store and the devices of a process group."""
@@ -60,7 +63,14 @@ class Identity:
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(each) for each in ("cpu", *self._other_types())]
+        others = self._other_types()
+        here = torch.cuda.is_available()
+        own = [each for each in DEVICES if each not in others and (each == "cpu" or here)]
+        return [torch.device(each) for each in (*own, *others)]
+
+    def _moves(self, kind: str) -> bool:
+        """Return whether tensors of this type of device are this backend's."""
+        return kind in DEVICES and kind not in self._other_types()
 
     def _other_types(self) -> Mapping[str, str]:
         return {} if self._others is None else self._others.named(self)
@@ -74,7 +84,7 @@ class Identity:
         Before torch has entered the process group, it is this one for all devices: others connect later.
         """
         kind = torch.device(device).type
-        if kind == "cpu" or (self._others is not None and not self._others.known(self)):
+        if self._moves(kind) or (self._others is not None and not self._others.known(self)):
             return self
         return self._for_device(kind)._get_backend(torch.device(kind))
 

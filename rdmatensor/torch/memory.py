@@ -36,13 +36,17 @@ def bucket_hook(
 
     Give it to `model.register_comm_hook(None, hook)`. The hook divides each bucket by the number of members
     while it copies it, as DDP does in place, and members read the sum of others where it lies. The averages
-    have the same bits as without the hook. It keeps memory for each bucket.
+    have the same bits as without the hook. It keeps memory for each bucket. Buckets of CUDA
+    devices are averaged as DDP does it.
     """
     buffers: dict[int, torch.Tensor] = {}
 
     def average_bucket(_state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         group = process_group or dist.group.WORLD
         gradients = bucket.buffer()
+        if not gradients.is_cpu:
+            shared = dist.all_reduce(gradients.div_(group.size()), group=group, async_op=True)
+            return shared.get_future().then(lambda done: done.value()[0])
         buffer = buffers.get(bucket.index())
         if buffer is None or buffer.shape != gradients.shape or buffer.dtype != gradients.dtype:
             buffer = buffers[bucket.index()] = empty(gradients.shape, gradients.dtype)

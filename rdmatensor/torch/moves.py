@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .arrays import dense, flat, joined, spread, target, unequal
+from .arrays import dense, flat, joined, room, spread, target, unequal
 from .calls import Part
 from .options import check_dtype, check_parts, check_size
 
@@ -28,7 +28,7 @@ def all_gather(out: torch.Tensor, tensor: torch.Tensor, size: int) -> Part:
 def all_gather_list(outs: Tensors, tensor: torch.Tensor, size: int) -> Part:
     """Return the operation that copies the tensors of all members into `outs`."""
     check_parts("all_gather", outs, size, tensor)
-    buffer = tensor.new_empty(sum(each.numel() for each in outs))
+    buffer = room(tensor, sum(each.numel() for each in outs))
     arguments = {"array": flat(dense(tensor)), "out": flat(buffer), **unequal(outs)}
     return Part("all_gather", arguments, lambda: spread(buffer, outs))
 
@@ -39,7 +39,7 @@ def gather(outs: Tensors, tensor: torch.Tensor, size: int, root: int, rank: int)
     if rank != root:
         return Part("gather", {"array": array, "root": root})
     check_parts("gather", outs, size, tensor)
-    buffer = tensor.new_empty(size * tensor.numel())
+    buffer = room(tensor, size * tensor.numel())
     arguments = {"array": array, "out": flat(buffer), "root": root}
     return Part("gather", arguments, lambda: spread(buffer, outs))
 
@@ -91,7 +91,7 @@ def all_to_all_list(outs: Tensors, given: Tensors, size: int) -> Part:
     check_parts("all_to_all", outs, size, given[0])
     source = joined(given)
     sent, received = ([each.numel() for each in tensors] for tensors in (given, outs))
-    to = source.new_empty(sum(received))
+    to = room(source, sum(received))
     arguments = {
         "array": flat(source),
         "out": flat(to),

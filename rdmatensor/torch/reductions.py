@@ -118,8 +118,8 @@ def _needs_float32(dtype: torch.dtype) -> bool:
 
 
 def _float32(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
-    """Return a copy as float32, and what copies results from there to `tensor`."""
-    wide = tensor.detach().to(torch.float32, memory_format=torch.contiguous_format)
+    """Return a copy as float32 on the host, and what copies results from there to `tensor`."""
+    wide = dense(tensor.detach()).to(torch.float32)
     return wide, lambda: assign(tensor, wide)
 
 

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch.distributed as dist
 
 from .. import config
 from .._api.remote import RemoteDevice
+from .._api.secret import new_secret, secret_file
 from .._tools.roles import device_name, own_address_towards
 from ..device import Device
 from ..group import Group
@@ -49,7 +48,7 @@ class Session:
         """
         with _lock:
             if secret is None:
-                secret = _sessions[0].secret if _sessions else _new_secret()
+                secret = _sessions[0].secret if _sessions else new_secret()
             for session in _sessions:
                 if session.secret == secret and called not in session._groups:
                     break
@@ -170,7 +169,7 @@ def enter_alone(called: str, rank: int, store: Any) -> Session:
     Leave it by the name `called`.
     """
     with _lock:
-        proposed = (_sessions[0].secret if _sessions else "") or _new_secret()
+        proposed = (_sessions[0].secret if _sessions else "") or new_secret()
     agreed = bytes(store.compare_set("secret", "", proposed)).decode() if proposed else ""
     with failing("creating a process group"):
         return Session.enter(agreed, called, rank, store)
@@ -188,32 +187,15 @@ def _wait_for(store: Any, key: str, timeout: float, what: str) -> bytes:
     return found
 
 
-def _new_secret() -> str:
-    """Return a secret for the devices of one program; "" if the settings say how they trust each other."""
-    if config.get("SECRET_FILE") or config.get("INSECURE") != "0":
-        return ""
-    return secrets.token_hex(32)
-
-
 def _open(secret: str, rank: int, store: Any) -> Device:
     """Open a device at the address by which others know this host."""
     host = None if config.get("BIND_ADDRESS") else _own_address(store)
     if not secret:
         return Device(device_name(rank), host)
-    with _secret_file(secret):
-        return Device(device_name(rank), host)
-
-
-@contextlib.contextmanager
-def _secret_file(secret: str) -> Iterator[None]:
-    """Let devices that are opened within the block read the secret, from memory that is nobody else's."""
-    with os.fdopen(os.memfd_create("rdmatensor-secret"), "w") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(secret)
-        file.flush()
-        config.set("SECRET_FILE", f"/proc/self/fd/{file.fileno()}")
+    with secret_file(secret) as path:
+        config.set("SECRET_FILE", path)
         try:
-            yield
+            return Device(device_name(rank), host)
         finally:
             config.set("SECRET_FILE", "")
 

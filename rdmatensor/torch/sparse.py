@@ -17,7 +17,7 @@ def sum_sparse(calls: Calls, tensor: torch.Tensor, opts: Any) -> list[Part]:
     Members may have different numbers of values, which this function exchanges before it returns. Raises
     what calls raise.
     """
-    own, size = tensor.detach().coalesce(), calls.group.size
+    own, size = tensor.detach().coalesce().cpu(), calls.group.size
     counts = torch.empty(size, dtype=torch.int64)
     count = {"array": flat(torch.tensor([own._nnz()])), "out": flat(counts)}
     calls.run("all_gather", opts, [], [Part("all_gather", count)]).wait()
@@ -36,6 +36,6 @@ def sum_sparse(calls: Calls, tensor: torch.Tensor, opts: Any) -> list[Part]:
         )
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
         with torch.inference_mode():
-            tensor.copy_(total)
+            tensor.copy_(total.to(tensor.device))
 
     return [parts[0], parts[1]._replace(finish=finish)]

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -43,6 +45,7 @@ class Synchronization:
         optimizer: torch.optim.Optimizer,
         synchronizer: Parameters,
         process_group: Any = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(synchronizer, Parameters) or isinstance(synchronizer, Gradients):
             raise UsageError(
@@ -62,11 +65,18 @@ class Synchronization:
         self.steps = 0
         """How often step() was called."""
         self._ended = False
-        # Processes begin with one model.
-        for tensor in [*model.parameters(), *model.buffers()]:
-            pg.broadcast([tensor.detach()], root=0).wait()
+        if state is not None:
+            self._resume(state, pg.size())
         self._members = _Members(pg)
         assert self._members.group is not None
+        try:
+            self._agree(state)
+        except BaseException:
+            self.close()
+            raise
+        if state is None:  # processes begin with one model
+            for tensor in [*model.parameters(), *model.buffers()]:
+                pg.broadcast([tensor.detach()], root=0).wait()
         double = any(each.dtype is torch.float64 for each in self._parameters)
         size = sum(each.numel() for each in self._parameters)
         self._x = self._members.group.empty(size, "float64" if double else "float32")
@@ -81,10 +91,64 @@ class Synchronization:
         synchronizer.shapes = [tuple(each.shape) for each in self._parameters]
         self._take()
         try:
-            self._next = synchronizer.begin(self._members, self._x)
+            first = synchronizer.begin(self._members, self._x)
         except RdmaError as error:
             self.close()
             raise failure("beginning to synchronize", error) from error
+        self._next = first if state is None else int(state["next"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this process's synchronizer: tensors, numbers and texts, copied.
+
+        Call it between steps, and give it to synchronize() in the program that goes on. Each process has its
+        own, as it has its own model between exchanges.
+        """
+        kept: dict[str, Any] = {}
+        for name, value in self._synchronizer.state().items():
+            array = np.array(value)
+            kept[name] = str(array) if array.dtype.kind == "U" else torch.from_numpy(array)
+        return {
+            "kind": type(self._synchronizer).__name__,
+            "size": self._members.size,
+            "steps": self.steps,
+            "next": self._next,
+            "state": kept,
+        }
+
+    def _resume(self, state: Mapping[str, Any], size: int) -> None:
+        """Take what state_dict() gave. Raises UsageError if it is of another synchronizer."""
+        own = type(self._synchronizer).__name__, size
+        kept = state.get("kind"), state.get("size")
+        if kept != own:
+            raise UsageError(
+                f"the state is of {kept[0]} in {kept[1]} processes, and this is {own[0]} in {own[1]}: "
+                "go on with the same, or without a state"
+            )
+        self.steps = int(state["steps"])
+        self._synchronizer.restore({name: np.array(each) for name, each in state["state"].items()})
+
+    def _agree(self, state: Mapping[str, Any] | None) -> None:
+        """Raise UsageError, in all processes, if some go on with a state and others begin, or elsewhere."""
+        members = self._members
+        assert members.group is not None
+        own = np.array([-1, 0] if state is None else [self.steps, int(state["next"])], np.int64)
+        try:
+            every = members.group.all_gather(
+                own[None], timeout=members.timeout, detail="steps of states"
+            )
+        except RdmaError as error:
+            raise failure("beginning to synchronize", error) from error
+        begin = [rank for rank, each in enumerate(every) if each[0] < 0]
+        if 0 < len(begin) < members.size:
+            raise UsageError(
+                f"rank {begin[0]} has no state, and others have: give all theirs, or none"
+            )
+        differ = [rank for rank, each in enumerate(every) if tuple(each) != tuple(every[0])]
+        if self._synchronizer.waits and differ:
+            raise UsageError(
+                f"the state of rank {differ[0]} is of step {every[differ[0]][0]}, and that of rank 0 of step "
+                f"{every[0][0]}: give all processes states of one step"
+            )
 
     def step(self, loss: Any = None) -> None:
         """Count a step, and exchange parameters if the synchronizer wants it. Call it after optimizer.step().
@@ -154,6 +218,7 @@ def synchronize(
     optimizer: torch.optim.Optimizer,
     synchronizer: Parameters,
     process_group: dist.ProcessGroup | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Synchronization:
     """Let a synchronizer of rdmatensor.train exchange a model's parameters between steps.
 
@@ -161,10 +226,15 @@ def synchronize(
     step() of what this returns after each `optimizer.step()`, and finish() at the end. `synchronizer` is one
     that exchanges parameters, such as rdmatensor.train.sync.DiLoCo(50); it serves one model. It gets the
     learning rate of the optimizer's first group. Buffers, and the state of the optimizer, stay in each
-    process. Raises UsageError if the synchronizer changes gradients, or parameters are not whole on the CPU;
-    DistBackendError if a member is gone.
+    process.
+
+    With `state`, from state_dict(), this process goes on with the model that it has, which must be the one of
+    that step. All processes give their states then.
+
+    Raises UsageError if the synchronizer changes gradients, parameters are not whole on the CPU, or states do
+    not fit together; DistBackendError if a member is gone.
     """
-    return Synchronization(model, optimizer, synchronizer, process_group)
+    return Synchronization(model, optimizer, synchronizer, process_group, state)
 
 
 def _ours(group: Any) -> ProcessGroup:

@@ -18,7 +18,7 @@ from torch.futures import Future
 from .._api.group_calls import Operation
 from ..errors import DeadlineExceeded, RdmaError
 from . import profiling
-from .arrays import Finish
+from .arrays import Finish, cuda_devices
 
 # By so much the wait for an operation outlasts the operation's own time-out.
 _SLACK = 5.0
@@ -227,7 +227,8 @@ class _WorkFuture(Future):  # type: ignore[misc]
     """The future of a Work. Who waits for it in Python completes it, without waiting for another thread."""
 
     def __init__(self, work: Work) -> None:
-        super().__init__()
+        # Those who wait for a future let their streams wait for what the current ones have queued by then.
+        super().__init__(devices=cuda_devices(work.result()))
         # Until it is complete: afterwards a work and its future would keep each other, and tensors, alive.
         self._work: Work | None = work
         self._once = threading.Lock()

@@ -56,7 +56,7 @@ def test_device_without_a_backend(ranks: Make) -> None:
         meta = torch.ones(3, device="meta")
         for call in (lambda: dist.all_reduce(meta), lambda: dist.broadcast(meta, 0),
                      lambda: dist.group.WORLD._get_backend(torch.device("meta"))):
-            checks.fails(call, "moves CPU tensors", "meta", "cpu:rdmatensor,cuda:nccl")
+            checks.fails(call, "moves CPU and CUDA tensors", "meta", "cpu:rdmatensor,xpu:xccl")
         """
     )
 

@@ -12,12 +12,9 @@ from pytorch.suite_source import check_version
 
 TESTS = [
     "test_DistributedDataParallelCPU",
-    "test_all_gather_coalesced_simple",
-    "test_all_reduce_sum_async",
     "test_barrier_timeout_full_group",
     "test_ddp_logging_data_cpu",
     "test_monitored_barrier_gloo",
-    "test_send_recv_any_source_torch_profiler",
     "test_sparse_all_reduce_sum",
 ]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,68 @@ def test_same_as_in_numpy(ranks: Make, size: int) -> None:
             assert all(each == models[0] for each in models)
     heavy = made.get("[name for name in sys.modules if name in ('tensorflow', 'keras')]")
     assert heavy == [[]] * size
+
+
+@pytest.mark.parametrize("steps", [6, 8])
+def test_checkpoint(ranks: Make, steps: int, tmp_path: Path) -> None:
+    """Who goes on from a checkpoint, of any step, ends with the model of who never stopped."""
+    pair = ranks(2)
+    pair.run(SETUP)
+    kinds = KINDS if steps == 6 else KINDS[:1]
+    for kind in kinds:
+        pair.run(
+            f"""
+            run = in_turn if {kind!r}.startswith("PullGossip") else lambda call: call()
+            path = {str(tmp_path)!r} + f"/{{rank}}.pt"
+            begin = [each.detach().clone() for each in model.parameters()]
+            sync = synchronize(model, optimizer, rt.sync.{kind})
+            train(sync, {steps}, run)
+            dist.barrier()
+            torch.save([model.state_dict(), sync.state_dict()], path)
+            train(sync, 9, run)
+            dist.barrier()
+            whole = flat().clone()
+            sync.close()
+
+            train(type("None", (), dict(steps=0, step=lambda self: None))(), 1)  # another model meanwhile
+            states = torch.load(path)  # weights only
+            model.load_state_dict(states[0])
+            sync = synchronize(model, optimizer, rt.sync.{kind}, state=states[1])
+            assert sync.steps == {steps}
+            train(sync, 9, run)
+            assert torch.equal(flat(), whole), ({kind!r}, flat() - whole)
+            dist.barrier()
+            sync.close()
+            """
+        )
+
+
+def test_states_that_do_not_fit(ranks: Make) -> None:
+    pair = ranks(2)
+    pair.run(SETUP)
+    pair.run(
+        """
+        def refused(text, make="DiLoCo(2)", **changes):
+            given = None if changes.pop("none", False) else {**state, **changes}
+            try:
+                synchronize(model, optimizer, eval("rt.sync." + make), state=given)
+            except rdmatensor.UsageError as error:
+                assert text in str(error), error
+            else:
+                raise AssertionError(text)
+        import rdmatensor
+        sync = synchronize(model, optimizer, rt.sync.DiLoCo(2))
+        train(sync, 3)
+        state = sync.state_dict()
+        sync.close()
+        refused("of DiLoCo in 2 processes, and this is LocalSGD in 2", "LocalSGD(2)")
+        refused("of DiLoCo in 3 processes", size=3)
+        refused("rank 1 has no state", none=rank == 1)
+        refused("of rank 1 is of step 4, and that of rank 0 of step 3", steps=3 + rank)
+        sync = synchronize(model, optimizer, rt.sync.DiLoCo(2), state=state)
+        sync.finish()
+        """
+    )
 
 
 def test_processes_that_wait_for_nobody_end_at_different_steps(ranks: Make) -> None:

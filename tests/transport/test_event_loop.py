@@ -175,6 +175,7 @@ def test_transfers_end_with_their_connection(clogged: Any) -> None:
     play(program())
 
 
+@pytest.mark.any_transport
 def test_transfers_complete_one_after_the_other(clogged: Any) -> None:
     async def program() -> None:
         posted = [clogged.remote.notify(bytes(1000)) for _ in range(300)]
@@ -282,6 +283,7 @@ def test_a_forked_child_waits_in_a_loop_of_its_own(device: rdmatensor.Device, pe
     play(program())
 
 
+@pytest.mark.any_transport
 def test_operations_of_a_group_are_awaited_in_no_thread(pair: Team) -> None:
     pair.run(
         """
@@ -330,6 +332,7 @@ def test_what_is_read_is_there_after_an_await(peer: Any, remote: RemoteDevice) -
     play(program())
 
 
+@pytest.mark.any_transport
 def test_calls_that_block_can_be_awaited(peer: Any, device: rdmatensor.Device) -> None:
     peer.run("region = device.allocate(8, name='region'); region.array[:] = 7")
 
@@ -346,6 +349,7 @@ def test_calls_that_block_can_be_awaited(peer: Any, device: rdmatensor.Device) -
     play(program())
 
 
+@pytest.mark.any_transport
 def test_groups_and_stores_are_awaited(transport: str) -> None:
     """Of one process: while one waits for the other, the loop goes on."""
 
@@ -379,6 +383,7 @@ def test_groups_and_stores_are_awaited(transport: str) -> None:
     play(program())
 
 
+@pytest.mark.any_transport
 def test_a_cancelled_take_loses_no_push(transport: str) -> None:
     async def program() -> None:
         with rdmatensor.Device() as device, rdmatensor.Device() as other:
@@ -399,6 +404,7 @@ def test_a_cancelled_take_loses_no_push(transport: str) -> None:
     play(program())
 
 
+@pytest.mark.any_transport
 def test_what_a_cancelled_call_returns_is_undone() -> None:
     begun, go, undone = threading.Event(), threading.Event(), Future[int]()
 

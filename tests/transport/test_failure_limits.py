@@ -78,6 +78,7 @@ def check(ends: list[Any], kept: list[int], transport: str) -> None:
     assert max(kept) <= 0, kept
 
 
+@pytest.mark.any_transport
 def test_no_descriptors_for_a_device(starved: Any, transport: str, note: Any) -> None:
     # libibverbs looks for its drivers once: those that it could not read then, a process never has.
     starved.run("rdmatensor.Device().close()")
@@ -113,6 +114,7 @@ def test_no_descriptors_to_connect(
     assert starved.get("kept.up")
 
 
+@pytest.mark.any_transport
 @pytest.mark.usefixtures("patient")
 def test_listener_without_descriptors_keeps_its_peers_and_recovers(
     starved: Any, device: rdmatensor.Device, transport: str, note: Any

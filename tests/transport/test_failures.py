@@ -122,6 +122,7 @@ def test_connecting_to_a_stopped_peer_hits_the_deadline(
     assert time.monotonic() - begin < AT_ONCE
 
 
+@pytest.mark.any_transport
 def test_restarted_peer_has_a_new_generation(
     spawn: Any, device: rdmatensor.Device, note: Any
 ) -> None:
@@ -156,6 +157,7 @@ def test_peer_that_closes_is_lost(peer: Any, remote: RemoteDevice) -> None:
     until("the peer is not lost", lambda: lost(lambda: region.write(b"1").wait()))
 
 
+@pytest.mark.any_transport
 def test_own_close_cancels(clogged: Any) -> None:
     clogged.remote.close()
     clogged.remote.close()

@@ -32,6 +32,7 @@ def test_every_dtype_and_reduction(team: Any) -> None:
     team(3).join().run("check_dtypes(group, 1003)")
 
 
+@pytest.mark.any_transport
 def test_large_arrays(team: Any) -> None:
     members = team(2).join()
     for kind, registered in (("all_reduce", False), ("all_reduce", True), ("broadcast", False)):
@@ -168,6 +169,7 @@ def test_counters_and_costs(pair: Team) -> None:
 # ---- several at once -------------------------------------------------------------------------------
 
 
+@pytest.mark.any_transport
 def test_several_groups_of_the_same_devices(team: Any) -> None:
     members = team(3).join("first")
     members.run("first = group")
@@ -256,6 +258,7 @@ def test_the_array_as_a_result_that_does_not_fit(pair: Team, kind: str) -> None:
     pair.run("assert group.all_reduce(np.ones(2)).tolist() == [2, 2]")
 
 
+@pytest.mark.any_transport
 def test_started_operations_keep_their_arrays(pair: Team) -> None:
     pair.run(
         """

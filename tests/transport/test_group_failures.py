@@ -82,6 +82,7 @@ def test_loss_is_the_cause(spawn: Callable[..., Peer]) -> None:
         assert peer.get("outcomes") == {"ConnectionLost"}
 
 
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     ("count", "registered"),
     [
@@ -121,6 +122,7 @@ def test_stopped_member(spawn: Callable[..., Peer]) -> None:
         second.resume()
 
 
+@pytest.mark.any_transport
 def test_cancelled_by_another_thread(pair: Team) -> None:
     first, second = pair.peers
     first.start(
@@ -209,6 +211,7 @@ def test_keyboard_interrupt(pair: Team) -> None:
     pair.run("check(group, 'all_reduce', 'int32', 1000, 'new', False)")
 
 
+@pytest.mark.any_transport
 def test_waiting_uses_no_cpu(pair: Team) -> None:
     first, second = pair.peers
     first.start("begin = time.process_time(); group.barrier(); used = time.process_time() - begin")
@@ -317,6 +320,7 @@ def test_peers_let_go_of_arrays_that_are_gone(pair: Team, transport: str) -> Non
     assert all(b < a + turns for a, b in zip(before, after, strict=True)), (before, after)
 
 
+@pytest.mark.any_transport
 def test_nothing_leaks_over_many_groups(pair: Team) -> None:
     count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')))"
     cycle = """

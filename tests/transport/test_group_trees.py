@@ -18,6 +18,7 @@ chain = [Tree(kind, root, 10**9, tuple(max(i - 1, 0) if root == 0 else min(i + 1
 """
 
 
+@pytest.mark.any_transport
 @pytest.mark.parametrize(
     ("size", "counts"),
     [(2, (1, 1001)), pytest.param(4, (2, 1001, 30011), marks=pytest.mark.any_transport)],

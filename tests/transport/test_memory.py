@@ -6,8 +6,10 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import sys
+import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +59,26 @@ def test_dropping_frees_unless_an_array_or_a_transfer_uses_it(limited: Any) -> N
     until("what nothing uses stays", lambda: peer.get(REGIONS) == 0)
     with pytest.raises(rdmatensor.RegionError):
         remote.region(key)
+
+
+@pytest.mark.any_transport
+def test_an_array_while_another_thread_closes() -> None:
+    """It is the memory or Closed, at every moment between."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for turn in range(60):
+            device = rdmatensor.Device()
+            region = device.allocate(1 << 20)
+            closing = threading.Thread(target=device.close if turn % 2 else region.close)
+            closing.start()
+            with pytest.raises(rdmatensor.Closed):
+                while True:
+                    assert region.array.size == 1 << 20
+            closing.join()
+            device.close()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_many_are_freed_at_once(limited: Any) -> None:
@@ -218,15 +240,6 @@ def test_a_kernel_that_forbids_it_is_named(peer: Any, device: rdmatensor.Device)
     assert "another transport" in peer.get("outcome")
 
 
-class OnCuda:
-    __cuda_array_interface__: ClassVar = {
-        "data": (1 << 20, False),
-        "shape": (1,),
-        "typestr": "|u1",
-        "version": 3,
-    }
-
-
 class OnAnother:
     def __dlpack_device__(self) -> tuple[int, int]:
         return 8, 0
@@ -235,10 +248,11 @@ class OnAnother:
 def test_memory_of_another_kind_is_refused(
     device: rdmatensor.Device, remote: rdmatensor.RemoteDevice
 ) -> None:
+    kinds = {name: each.memory_kinds for name, each in device.transports.items()}
     host = rdmatensor.MemoryKind.HOST
-    assert remote.memory_kinds == host
-    assert {each.memory_kinds for each in device.transports.values()} == {host}
-    arrays: list[tuple[Any, str]] = [(OnCuda(), "CUDA"), (OnAnother(), "OTHER")]
-    for array, kind in arrays:
-        with pytest.raises(rdmatensor.Unsupported, match=f"takes memory of kind {kind}"):
-            device.register(array)
+    assert kinds.pop("verbs", host) == host
+    assert set(kinds.values()) == {host | rdmatensor.MemoryKind.CUDA}
+    assert (remote.memory_kinds == host) == (remote.transport == "verbs")
+    another: Any = OnAnother()
+    with pytest.raises(rdmatensor.Unsupported, match="takes memory of kind OTHER"):
+        device.register(another)

@@ -93,6 +93,7 @@ def test_waiting_writes_keep_their_buffers(clogged: Any) -> None:
     assert peer.get("region.array.view('int64').tolist()") == list(range(100))
 
 
+@pytest.mark.any_transport
 def test_small_ring(spawn: Any, device: rdmatensor.Device) -> None:
     """The smallest permitted ring still carries everything."""
     peer = spawn({"RDMATENSOR_TEST_RING_BYTES": "4096"})
@@ -123,6 +124,17 @@ def test_iteration_ends_when_nothing_comes(peer: Any, remote: RemoteDevice) -> N
     for turn in range(3):
         remote.notify(immediate=turn).wait()
     assert peer.get("[n.immediate for n in device.notifications(0.2)]") == [0, 1, 2]
+
+
+@pytest.mark.any_transport
+def test_iteration_keeps_no_notification(peer: Any, remote: RemoteDevice) -> None:
+    remote.notify(immediate=1).wait()
+    found = peer.get(
+        "(each := device.notifications(20), next(each).immediate, "
+        "sum(isinstance(held, rdmatensor.Notification) for held in __import__('gc').get_objects()))"
+        "[1:]"
+    )
+    assert found == (1, 0)
 
 
 @pytest.mark.any_transport

@@ -377,6 +377,7 @@ def test_thousand_transfers_with_checksums(peer: Any, remote: RemoteDevice) -> N
     assert peer.get("bad") == []
 
 
+@pytest.mark.any_transport
 def test_many_threads_post(peer: Any, remote: RemoteDevice) -> None:
     threads, each = 8, 200
     peer.run("region = device.allocate(8 * 64, name='region')", threads=threads)

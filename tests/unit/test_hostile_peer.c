@@ -221,7 +221,7 @@ static void *answer_with_words(void *argument) {
     rdt_wire_put_u64(&wire, key);
     rdt_wire_put_u64(&wire, 4096);
     rdt_wire_put_u32(&wire, RDT_ACCESS_READ | RDT_ACCESS_WRITE);
-    rdt_wire_put_u32(&wire, key == 5 ? RDT_REGION_ATOMIC : RDT_REGION_MIXED + 1);
+    rdt_wire_put_u32(&wire, key == 5 ? RDT_REGION_ATOMIC : RDT_REGION_DEVICE + 1);
     rdt_wire_put_bytes(&wire, &offset, sizeof(offset));
     send_message(socket, &wire, &fds);
     rdt_fds_close(&fds);

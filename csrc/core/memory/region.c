@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cuda.h"
 #include "base/forks.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -172,6 +173,10 @@ rdt_status rdt_region_register_kind(rdt_device *device, rdt_memory_kind kind, vo
                                     uint64_t size, uint32_t access, const char *name,
                                     rdt_region **region) {
   if (device && region && !address) return rdt_fail(RDT_ERR_INVALID, "no address to register");
+  if (device && region && kind == RDT_MEMORY_CUDA && size > 0) {
+    rdt_status status = rdt_cuda_check(address, size);
+    if (status != RDT_OK) return status;
+  }
   return create_own(device, kind, address, size, access, name, NULL, region);
 }
 
@@ -286,6 +291,12 @@ static rdt_status export_locked(const rdt_channel *channel, const rdt_region *fo
     return rdt_fail(RDT_ERR_ACCESS,
                     "region %#llx is not open to peers: give it access READ or WRITE",
                     (unsigned long long)found->key);
+  if (!registration && found->memory.kind != RDT_MEMORY_HOST)
+    return rdt_fail(RDT_ERR_UNSUPPORTED,
+                    "region %#llx lies in memory of kind %s, which transport %s cannot share: "
+                    "connect to this device over tcp",
+                    (unsigned long long)found->key, rdt_memory_kind_name(found->memory.kind),
+                    channel->transport->name);
   if (!registration)
     return rdt_fail(RDT_ERR_UNSUPPORTED,
                     "region %#llx lies in memory that transport %s cannot share: have the "
@@ -298,6 +309,7 @@ static rdt_status export_locked(const rdt_channel *channel, const rdt_region *fo
  * wrong without a word. */
 static rdt_region_atomics atomics_of(const rdt_channel *channel, const rdt_region *region) {
   size_t transports = 0;
+  if (region->memory.kind != RDT_MEMORY_HOST) return RDT_REGION_DEVICE;
   for (size_t i = 0; i < rdt_transport_count; i++) transports += region->registrations[i] != NULL;
   if (!rdt_atomic_aligned(region->memory.address)) return RDT_REGION_UNALIGNED;
   bool mixed = transports > 1 && !region->reserved_for;

@@ -31,7 +31,7 @@ static rdt_remote_region *find_open(rdt_channel *channel, uint64_t key) {
 
 static rdt_status check_claim(const rdt_channel *channel, const rdt_region_info *info,
                               rdt_region_atomics atomics) {
-  if (info->size == 0 || atomics > RDT_REGION_MIXED || info->size > SIZE_MAX / 2 ||
+  if (info->size == 0 || atomics > RDT_REGION_DEVICE || info->size > SIZE_MAX / 2 ||
       info->access == 0 || (info->access & ~(uint32_t)(RDT_ACCESS_READ | RDT_ACCESS_WRITE)))
     return rdt_fail(RDT_ERR_PROTOCOL, "%s describes an impossible region", channel->peer_name);
   return RDT_OK;
@@ -185,6 +185,12 @@ rdt_status rdt_remote_region_get_info(const rdt_remote_region *region, rdt_regio
   if (!region || !info) return rdt_fail(RDT_ERR_INVALID, "region and info must not be NULL");
   *info = region->info;
   return RDT_OK;
+}
+
+uint32_t rdt_remote_region_local_kinds(const rdt_remote_region *region) {
+  const rdt_transport *transport = region ? region->channel->transport : NULL;
+  if (!transport || !transport->region_local_kinds) return RDT_MEMORY_HOST;
+  return transport->region_local_kinds(region->mapping);
 }
 
 rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t offset, uint64_t size,

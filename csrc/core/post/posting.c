@@ -37,6 +37,11 @@ static rdt_status check_region_atomics(const rdt_channel *channel,
                     "region %#llx of %s takes no atomic operations, because it does not begin at a "
                     "multiple of %d bytes: have the device allocate it",
                     key, channel->peer_name, RDT_ATOMIC_SIZE);
+  if (remote->atomics == RDT_REGION_DEVICE)
+    return rdt_fail(RDT_ERR_UNSUPPORTED,
+                    "region %#llx of %s takes no atomic operations, because it lies in the memory "
+                    "of a GPU: keep such words in a region of host memory",
+                    key, channel->peer_name);
   if (remote->atomics == RDT_REGION_MIXED)
     return rdt_fail(RDT_ERR_UNSUPPORTED,
                     "region %#llx of %s takes no atomic operations over %s, because peers reach it "

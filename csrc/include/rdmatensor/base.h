@@ -119,6 +119,31 @@ RDT_API rdt_status rdt_memory_alloc(size_t size, void **address);
 /* RDT_ERR_INVALID if `address` did not come from rdt_memory_alloc. */
 RDT_API rdt_status rdt_memory_free(void *address);
 
+/* Memory of CUDA devices. The driver, libcuda.so.1, is opened by the first of these calls. Where there is none, or it
+ * shows no device, they return RDT_ERR_UNSUPPORTED; in a child of fork, if its parent called one, RDT_ERR_FORKED; for
+ * what the driver reports, RDT_ERR_SYSTEM with its words. `device` is the driver's number, from 0. Any thread; not from a
+ * handler, because they wait for the device, without a deadline. */
+
+/* Allocates `size` > 0 bytes, zero-filled, on a device. RDT_ERR_INVALID if there is no such device,
+ * RDT_ERR_NO_MEMORY. Free them with rdt_cuda_free, after closing every region registered over them. */
+RDT_API rdt_status rdt_cuda_alloc(int device, uint64_t size, void **address);
+/* Does nothing for NULL, and in a child of fork. */
+RDT_API void rdt_cuda_free(void *address);
+/* Copies `size` bytes between host memory and a device, in either direction, or between devices. Waits for what was
+ * queued before on the default stream and on that of rdt_cuda_stream. On return the bytes are there; after an error
+ * any part of them may be, and host memory is not touched any more. RDT_ERR_INVALID if neither address is of a device. */
+RDT_API rdt_status rdt_cuda_copy(void *to, const void *from, uint64_t size);
+/* Sets *stream to the CUstream on which rdt_cuda_copy copies for the device: work on other streams that must come
+ * before the copy, that stream has to wait for. */
+RDT_API rdt_status rdt_cuda_stream(int device, uint64_t *stream);
+/* Waits until what was queued on a CUstream of the device that has `address` is done. */
+RDT_API rdt_status rdt_cuda_wait(const void *address, uint64_t stream);
+/* Writes the driver's version and the devices' names, for people, into `text` of `size` bytes; cut if too long. */
+RDT_API rdt_status rdt_cuda_describe(char *text, size_t size);
+/* Returns RDT_OK if the driver lets other processes of this host use memory of the device (CUDA IPC), so that regions in
+ * it can be reached over shm; RDT_ERR_UNSUPPORTED, with the driver's words, if peers have to connect over tcp. */
+RDT_API rdt_status rdt_cuda_check_sharing(int device);
+
 #ifdef __cplusplus
 }
 #endif

@@ -218,6 +218,9 @@ RDT_API void rdt_remote_region_ref(rdt_remote_region *region);
 RDT_API void rdt_remote_region_unref(rdt_remote_region *region);
 RDT_API rdt_status rdt_remote_region_get_info(const rdt_remote_region *region,
                                               rdt_region_info *info);
+/* Returns rdt_memory_kind bits: where `local` of an operation on the region may lie. It is always RDT_MEMORY_HOST, and
+ * also RDT_MEMORY_CUDA if CUDA itself copies, between processes of one host. */
+RDT_API uint32_t rdt_remote_region_local_kinds(const rdt_remote_region *region);
 /* Gives the address of `size` bytes at `offset` in this process, valid while the handle is held. Without
  * RDT_ACCESS_WRITE the pages are read-only. RDT_ERR_UNSUPPORTED if the channel lacks RDT_CAP_MAP. */
 RDT_API rdt_status rdt_remote_region_map(rdt_remote_region *region, uint64_t offset, uint64_t size,

@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "transport/atomic.h"
+#include "transport/shm/device_memory.h"
 #include "transport/shm/lent.h"
 #include "transport/shm/ring.h"
 
@@ -26,15 +27,17 @@ struct rdt_endpoint {
 };
 
 struct rdt_registration {
-  rdt_shm_lent *lent; /* NULL for memory whose pages can be shared */
-  int fd;             /* the memory block's */
+  rdt_shm_shared *shared; /* of a device; then the rest is 0 */
+  rdt_shm_lent *lent;     /* NULL for memory whose pages can be shared */
+  int fd;                 /* the memory block's */
   uint64_t offset;
   uint32_t access;
 };
 
 struct rdt_mapping {
-  rdt_shm_borrowed *borrowed; /* then the rest is 0 */
-  char *base;                 /* the page of the memfd with the region's first byte */
+  rdt_shm_opened *device; /* then the rest is 0, as with the next */
+  rdt_shm_borrowed *borrowed;
+  char *base; /* the page of the memfd with the region's first byte */
   size_t length;
   uint64_t offset; /* of that byte in it */
 };
@@ -158,6 +161,8 @@ static void copy(void *to, const void *from, uint64_t size) {
 static rdt_status shm_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                             rdt_request *request) {
   (void)endpoint, (void)request;
+  if (mapping->device)
+    return rdt_shm_device_write(mapping->device, op->remote_offset, op->local, op->size);
   copy(place(mapping, op), op->local, op->size);
   return RDT_OK;
 }
@@ -165,6 +170,8 @@ static rdt_status shm_write(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op
 static rdt_status shm_read(rdt_endpoint *endpoint, rdt_mapping *mapping, rdt_op *op,
                            rdt_request *request) {
   (void)endpoint, (void)request;
+  if (mapping->device)
+    return rdt_shm_device_read(mapping->device, op->remote_offset, op->local, op->size);
   if (mapping->borrowed)
     return rdt_shm_borrowed_read(mapping->borrowed, op->remote_offset, op->local, op->size);
   copy(op->local, place(mapping, op), op->size);
@@ -247,9 +254,14 @@ static rdt_status shm_region_register(rdt_domain *domain, const rdt_region_memor
   rdt_registration *registration = calloc(1, sizeof(*registration));
   if (!registration) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
   registration->access = memory->access;
-  rdt_status status =
-      rdt_memory_find(memory->address, memory->size, &registration->fd, &registration->offset);
-  if (status != RDT_OK) status = rdt_shm_lend(memory, &registration->lent);
+  rdt_status status;
+  if (memory->kind == RDT_MEMORY_CUDA) {
+    status = rdt_shm_device_share(memory, &registration->shared);
+  } else {
+    status =
+        rdt_memory_find(memory->address, memory->size, &registration->fd, &registration->offset);
+    if (status != RDT_OK) status = rdt_shm_lend(memory, &registration->lent);
+  }
   if (status == RDT_OK)
     *registration_out = registration;
   else
@@ -258,6 +270,7 @@ static rdt_status shm_region_register(rdt_domain *domain, const rdt_region_memor
 }
 
 static void shm_region_deregister(rdt_registration *registration) {
+  if (registration->shared) rdt_shm_device_end(registration->shared);
   if (registration->lent) rdt_shm_lent_end(registration->lent);
   free(registration);
 }
@@ -268,6 +281,7 @@ static bool shm_region_is_lent(const rdt_registration *registration) {
 
 static rdt_status shm_region_export(rdt_registration *registration, rdt_bundle *bundle) {
   int lent;
+  if (registration->shared) return rdt_shm_device_export(registration->shared, bundle);
   if (registration->lent) return rdt_shm_lent_export(registration->lent, bundle);
   if (registration->access & RDT_ACCESS_WRITE) {
     lent = dup(registration->fd);
@@ -283,10 +297,14 @@ static rdt_status shm_region_export(rdt_registration *registration, rdt_bundle *
   return RDT_OK;
 }
 
-static rdt_status borrow(rdt_bundle *bundle, rdt_mapping **mapping_out) {
+/* Imports what no page of this process can show. */
+static rdt_status import_by_copies(const rdt_region_memory *claimed, rdt_bundle *bundle,
+                                   rdt_mapping **mapping_out) {
   rdt_mapping *mapping = calloc(1, sizeof(*mapping));
   if (!mapping) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
-  rdt_status status = rdt_shm_borrow(bundle, &mapping->borrowed);
+  rdt_status status = rdt_shm_is_device(bundle)
+                          ? rdt_shm_device_open(claimed, bundle, &mapping->device)
+                          : rdt_shm_borrow(bundle, &mapping->borrowed);
   if (status == RDT_OK)
     *mapping_out = mapping;
   else
@@ -299,8 +317,8 @@ static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle
   uint64_t offset = 0;
   rdt_status status = rdt_fds_check(&bundle->fds);
   if (status != RDT_OK) return status;
-  if (rdt_shm_is_lent(bundle) && claimed->access == RDT_ACCESS_READ)
-    return borrow(bundle, mapping_out);
+  if (rdt_shm_is_device(bundle) || (rdt_shm_is_lent(bundle) && claimed->access == RDT_ACCESS_READ))
+    return import_by_copies(claimed, bundle, mapping_out);
   if (bundle->size == sizeof(offset)) memcpy(&offset, bundle->bytes, sizeof(offset));
   int fd = bundle->size == sizeof(offset) ? rdt_fds_take(&bundle->fds) : -1;
   if (fd < 0 || offset > SIZE_MAX / 2 || claimed->size > SIZE_MAX / 2) {
@@ -326,7 +344,9 @@ static rdt_status shm_region_import(const rdt_region_memory *claimed, rdt_bundle
 }
 
 static void shm_region_release(rdt_mapping *mapping) {
-  if (mapping->borrowed)
+  if (mapping->device)
+    rdt_shm_device_close(mapping->device);
+  else if (mapping->borrowed)
     rdt_shm_give_back(mapping->borrowed);
   else
     munmap(mapping->base, mapping->length);
@@ -334,12 +354,16 @@ static void shm_region_release(rdt_mapping *mapping) {
 }
 
 static void *shm_region_address(const rdt_mapping *mapping) {
-  return mapping->borrowed ? NULL : mapping->base + mapping->offset;
+  return mapping->base ? mapping->base + mapping->offset : NULL;
+}
+
+static uint32_t shm_region_local_kinds(const rdt_mapping *mapping) {
+  return mapping->device ? RDT_MEMORY_HOST | RDT_MEMORY_CUDA : RDT_MEMORY_HOST;
 }
 
 const rdt_transport rdt_transport_shm = {
     .name = "shm",
-    .memory_kinds = RDT_MEMORY_HOST,
+    .memory_kinds = RDT_MEMORY_HOST | RDT_MEMORY_CUDA,
     .capabilities = RDT_CAP_MAP | RDT_CAP_UNREGISTERED_SRC,
     .synchronous = true,
     .local = true,
@@ -367,4 +391,5 @@ const rdt_transport rdt_transport_shm = {
     .region_import = shm_region_import,
     .region_release = shm_region_release,
     .region_address = shm_region_address,
+    .region_local_kinds = shm_region_local_kinds,
 };

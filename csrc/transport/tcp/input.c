@@ -94,9 +94,11 @@ static rdt_status take_refusal(rdt_endpoint *endpoint, rdt_tcp_stream *stream, u
   rdt_status status = take_acknowledgement(endpoint, stream, operation);
   if (status != RDT_OK) return status;
   atomic_store(&stream->refused, operation + 1);
-  return rdt_fail(RDT_ERR_ACCESS,
-                  "%s refused an operation: it withdrew the region, or its key is wrong",
-                  endpoint->peer);
+  return rdt_fail(
+      RDT_ERR_ACCESS,
+      "%s refused an operation: it withdrew the region, its key is wrong, or its GPU failed "
+      "(then its log says so)",
+      endpoint->peer);
 }
 
 static void served(rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool quick) {
@@ -152,7 +154,8 @@ static rdt_status serve_atomic(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   rdt_tcp_answer answer = {.operation = atomic_load(&stream->served)};
   frame.size = RDT_ATOMIC_SIZE;
   rdt_registration *region = find(endpoint, &frame, RDT_ACCESS_READ | RDT_ACCESS_WRITE);
-  if (region && rdt_atomic_aligned(region->start + frame.value) && rdt_tcp_region_pin(region)) {
+  if (region && !region->on_device && rdt_atomic_aligned(region->start + frame.value) &&
+      rdt_tcp_region_pin(region)) {
     void *word = region->start + frame.value;
     answer.is_word = true;
     answer.word = frame.kind == RDT_TCP_FETCH_ADD
@@ -271,13 +274,23 @@ static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   }
 }
 
-/* Pins the region of the body. A region that was closed takes no more bytes. */
-static bool pin(rdt_tcp_input *in) {
-  if (!in->registration || rdt_tcp_region_pin(in->registration)) return in->registration != NULL;
+/* The rest of the body is discarded, and its operation refused. */
+static void drop_body(rdt_tcp_input *in) {
   in->to = NULL;
   rdt_tcp_registration_unref(in->registration);
   in->registration = NULL;
+}
+
+/* Pins the region of the body. A region that was closed takes no more bytes. */
+static bool pin(rdt_tcp_input *in) {
+  if (!in->registration || rdt_tcp_region_pin(in->registration)) return in->registration != NULL;
+  drop_body(in);
   return false;
+}
+
+/* Reports whether no system call can receive the body where it belongs. */
+static bool is_for_device(const rdt_tcp_input *in) {
+  return in->registration && in->registration->on_device;
 }
 
 static void passed(rdt_tcp_input *in, uint32_t size) {
@@ -287,9 +300,13 @@ static void passed(rdt_tcp_input *in, uint32_t size) {
 
 static void take_staged(rdt_tcp_input *in) {
   uint32_t size = in->end - in->begin < in->left ? in->end - in->begin : in->left;
-  bool pinned = pin(in);
-  if (in->to) memcpy(in->to, in->staging + in->begin, size);
+  bool pinned = pin(in), stored = true;
+  if (in->to && is_for_device(in))
+    stored = rdt_tcp_region_store(in->to, in->staging + in->begin, size);
+  else if (in->to)
+    memcpy(in->to, in->staging + in->begin, size);
   if (pinned) rdt_tcp_region_unpin(in->registration);
+  if (!stored) drop_body(in);
   in->begin += size;
   passed(in, size);
 }
@@ -327,7 +344,8 @@ static void make_room(rdt_tcp_input *in) {
 /* The most bytes to be staged behind `body` bytes that have a place. */
 static uint32_t staged_most(const rdt_tcp_input *in, uint32_t body) {
   if (body >= LONG_BODY) return RDT_TCP_HEADER_SIZE;
-  if (in->in_body && !in->to) return RDT_TCP_STAGING; /* nothing is copied */
+  if (in->in_body && (!in->to || is_for_device(in)))
+    return RDT_TCP_STAGING; /* all goes through it */
   bool is_long = in->in_body && in->frame.size >= LONG_BODY;
   return is_long || in->shorts < SHORT_BYTES ? LITTLE : RDT_TCP_STAGING;
 }
@@ -341,7 +359,7 @@ static ssize_t receive_some(rdt_endpoint *endpoint, rdt_tcp_stream *stream, bool
   int count = 0;
   make_room(in);
   bool pinned = in->left > 0 && pin(in);
-  uint32_t body = in->to ? in->left : 0;
+  uint32_t body = in->to && !is_for_device(in) ? in->left : 0;
   uint32_t room = RDT_TCP_STAGING - in->end, most = staged_most(in, body);
   if (room > most) room = most;
   if (body > 0) parts[count++] = (struct iovec){.iov_base = in->to, .iov_len = body};

@@ -107,10 +107,19 @@ static void build_data(rdt_tcp_output *out, rdt_tcp_answer answer) {
   add_part(out, body, answer.size, registration);
 }
 
+/* No system call sends bytes of a CUDA device. */
+static void fetch(rdt_tcp_answer *answer) {
+  rdt_registration *registration = answer->registration;
+  answer->registration = rdt_tcp_region_fetch(registration, answer->offset, answer->size);
+  answer->offset = 0;
+  rdt_tcp_registration_unref(registration);
+}
+
 static bool build_answer(const rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   uint64_t given = atomic_load(&stream->given);
   if (given == atomic_load(&stream->owed)) return false;
   rdt_tcp_answer answer = stream->answers[given & (endpoint->depth - 1)];
+  if (answer.registration && answer.registration->on_device) fetch(&answer);
   if (answer.is_word)
     build_word(&stream->out, answer.word);
   else if (answer.registration)

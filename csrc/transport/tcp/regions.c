@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "base/cuda.h"
+#include "base/log.h"
 #include "base/random.h"
 #include "base/status.h"
 
@@ -56,6 +58,7 @@ rdt_status rdt_tcp_region_register(rdt_domain *domain, const rdt_region_memory *
   added->size = memory->size;
   added->access = memory->access;
   added->one_peer = memory->one_peer;
+  added->on_device = memory->kind == RDT_MEMORY_CUDA;
   atomic_init(&added->refs, 1);
   rdt_status status = rdt_random_id(&added->key);
   if (status == RDT_OK && !insert(domain, added))
@@ -91,6 +94,28 @@ bool rdt_tcp_region_pin(rdt_registration *registration) {
 
 void rdt_tcp_region_unpin(rdt_registration *registration) {
   atomic_fetch_sub(&registration->users, 1);
+}
+
+rdt_registration *rdt_tcp_region_fetch(rdt_registration *registration, uint64_t offset,
+                                       uint32_t size) {
+  rdt_registration *copy = malloc(sizeof(*copy) + size);
+  if (!copy || !rdt_tcp_region_pin(registration)) {
+    free(copy);
+    return NULL;
+  }
+  *copy = (rdt_registration){.start = (uint8_t *)(copy + 1), .size = size, .refs = 1};
+  rdt_status status = rdt_cuda_copy_for_peer(copy->start, registration->start + offset, size);
+  rdt_tcp_region_unpin(registration);
+  if (status == RDT_OK) return copy;
+  rdt_log(RDT_LOG_ERROR, "a peer's read of a region failed: %s", rdt_last_error());
+  free(copy);
+  return NULL;
+}
+
+bool rdt_tcp_region_store(uint8_t *to, const uint8_t *from, uint32_t size) {
+  if (rdt_cuda_copy_for_peer(to, from, size) == RDT_OK) return true;
+  rdt_log(RDT_LOG_ERROR, "a peer's write into a region failed: %s", rdt_last_error());
+  return false;
 }
 
 static bool permits(const rdt_registration *registration, const rdt_tcp_reach *wanted) {

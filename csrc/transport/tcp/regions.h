@@ -19,6 +19,7 @@ struct rdt_registration {
   uint64_t size, key;
   uint32_t index, access;
   bool one_peer;
+  bool on_device;           /* in CUDA memory: the processor must not touch it */
   _Atomic uint64_t grantee; /* the number of the only endpoint that may reach it; 0: none yet */
   atomic_bool closed;
   atomic_uint users; /* system calls that move its bytes now */
@@ -64,5 +65,11 @@ void rdt_tcp_registration_unref(rdt_registration *registration);
 /* The memory is there from a pin that returns true to its unpin. Keep it short: closing waits. */
 bool rdt_tcp_region_pin(rdt_registration *registration);
 void rdt_tcp_region_unpin(rdt_registration *registration);
+/* Copies bytes of CUDA memory to the host. The result holds them at its start, is never closed, and is the caller's to
+ * unref. NULL if the registration is closed, or the driver fails, which the log says. */
+rdt_registration *rdt_tcp_region_fetch(rdt_registration *registration, uint64_t offset,
+                                       uint32_t size);
+/* Copies bytes into pinned CUDA memory. Returns false if the driver fails, which the log says. */
+bool rdt_tcp_region_store(uint8_t *to, const uint8_t *from, uint32_t size);
 
 #endif

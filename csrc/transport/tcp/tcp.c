@@ -33,7 +33,7 @@ static void *rdt_tcp_region_address(const rdt_mapping *mapping) {
 
 const rdt_transport rdt_transport_tcp = {
     .name = "tcp",
-    .memory_kinds = RDT_MEMORY_HOST,
+    .memory_kinds = RDT_MEMORY_HOST | RDT_MEMORY_CUDA,
     .encrypts = true,
     .capabilities = RDT_CAP_UNREGISTERED_SRC,
     .domain_open = open_domain,

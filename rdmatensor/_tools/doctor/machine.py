@@ -35,6 +35,8 @@ def findings(report: Mapping[str, Any]) -> Iterator[Finding]:
     if kind := container():
         yield _in_container(kind)
     yield memory(report)
+    if "cuda" in report:
+        yield cuda(report["cuda"])
 
 
 def memlock(verbs: bool, report: Mapping[str, Any]) -> Finding:
@@ -60,6 +62,22 @@ def memlock(verbs: bool, report: Mapping[str, Any]) -> Finding:
         text += " (RDMATENSOR_ARENA_LIMIT)"
         return Finding("memlock", "warn", text, remedy)
     return Finding("memlock", "ok", state)
+
+
+def cuda(found: Mapping[str, str]) -> Finding:
+    """Report whether tensors in the memory of NVIDIA's GPUs can be used."""
+    why_not = found["why_not"]
+    if not why_not:
+        unshared = found["not_shared"]
+        how = (
+            f"; peers on this host use tcp: {unshared}"
+            if unshared
+            else "; shared with peers on this host"
+        )
+        return Finding("cuda", "ok", found["text"] + how)
+    if "is not installed" in why_not:  # as on every machine without such a GPU
+        return Finding("cuda", "ok", f"none: {why_not}")
+    return Finding("cuda", "warn", why_not, "nvidia-smi   (tells whether the driver works)")
 
 
 def descriptors() -> Finding:

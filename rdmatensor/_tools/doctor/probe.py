@@ -52,6 +52,7 @@ def look(tests: bool) -> dict[str, Any]:
         "address": None,
         "transports": {},
         "registrable": None,
+        "cuda": _cuda(),
         "tests": {},
     }
     if device:
@@ -66,6 +67,24 @@ def look(tests: bool) -> dict[str, Any]:
                 name: _test(name) for name, found in device.transports.items() if found.usable
             }
     return report
+
+
+def _cuda() -> dict[str, str]:
+    """Return what CUDA's driver shows, or why it cannot be used; and why it does not share memory, if so."""
+    from ..._ffi import ffi, lib
+    from ...errors import RdmaError, check
+
+    text = ffi.new("char[1024]")
+    try:
+        check(lib.rdt_cuda_describe(text, len(text)))
+    except RdmaError as error:
+        return {"text": "", "why_not": str(error), "not_shared": ""}
+    found = {"text": bytes(ffi.string(text)).decode("utf-8", "replace"), "why_not": ""}
+    try:
+        check(lib.rdt_cuda_check_sharing(0))
+    except RdmaError as error:
+        return {**found, "not_shared": str(error)}
+    return {**found, "not_shared": ""}
 
 
 def _put_in_force(table: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, str]:
