@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import rdmatensor
-from support import ROOT, TESTS, WHOLE, failure_table, tools
+from support import ROOT, TESTS, WHOLE, cuda_tensors, failure_table, tools
 
 # Programs that tests start, here and in guests of the lab, import `support` too.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -149,3 +149,20 @@ def programs(root: Path) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stdout + done.stderr
     return folder / "unit"
+
+
+@pytest.fixture(scope="session")
+def cuda_driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a stand-in for CUDA's driver, that no other process finds: support/cuda_driver.c.
+
+    For `make gpu`, the name of the driver itself.
+    """
+    name = "libcuda.so.1"
+    if cuda_tensors.ON_GPU:
+        return name
+    path = str(tmp_path_factory.mktemp("cuda") / name)
+    sources = [str(TESTS / "support" / each) for each in ("cuda_driver.c", "cuda_streams.c")]
+    flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-D_GNU_SOURCE"]
+    command = ["cc", *flags, f"-Wl,-soname,{name}", "-o", path, *sources]
+    subprocess.run(command, check=True, timeout=100)
+    return path

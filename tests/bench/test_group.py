@@ -18,6 +18,7 @@ def measured() -> Run:
     return bench.run
 
 
+@pytest.mark.long
 def test_every_library_is_measured_or_missing() -> None:
     run = measured()
     missing = {each.name for each in run.missing}

@@ -49,7 +49,10 @@ def test_the_guard_fails_when_a_budget_is_exceeded(
     assert "the budget is" in told[0]
     budgets = instructions.read_budgets(transport)
     assert set(budgets) == set(counts)
-    assert all(budgets[path] < 1.3 * used for path, used in counts.items())
+    # What the posting thread does takes the same each time. The fewer pieces notifications arrive in, the
+    # less a poll takes.
+    posted = instructions.POSTED[transport]
+    assert [path for path in posted if budgets[path] >= 1.3 * counts[path]] == []
 
 
 @pytest.mark.timeout(300)
@@ -61,7 +64,7 @@ def test_calls_keep_their_budgets(programs: Path) -> None:
     budgets = instructions.read_budgets("calls")
     assert instructions.over(counts, budgets) == []
     assert set(budgets) == set(counts)
-    assert all(budgets[path] < 1.3 * used for path, used in counts.items())
+    assert [path for path, used in counts.items() if budgets[path] >= 1.3 * used] == []
 
 
 def test_counts_repeat(program: Path) -> None:

@@ -17,15 +17,16 @@ TABLE = {"rows": 64, "width": 8, "ids": 16, "ways": ["owners"], "rule": "sgd"}
     ("program", "words", "orders"),
     [
         ("training_member", ["keras"], [("steps", {"count": 1})]),
-        (
+        pytest.param(
             "sharded_member",
             [],
             [
                 ("train", {"way": way, "compute": 0, "steps": 1, "less": 64})
                 for way in ("sharded", "ahead", "all-reduce")
             ],
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             "split_member",
             [],
             [
@@ -42,6 +43,7 @@ TABLE = {"rows": 64, "width": 8, "ids": 16, "ways": ["owners"], "rule": "sgd"}
                 )
                 for way in ("split", "all-reduce")
             ],
+            marks=pytest.mark.long,
         ),
         ("tables_member", [], [("train", TABLE), ("block", {"way": "owners", "steps": 2})]),
     ],

@@ -47,6 +47,21 @@ def test_plugin_and_tensorflow(
 
 
 @pytest.mark.parametrize(
+    ("text", "why_not", "not_shared", "state"),
+    [
+        ("CUDA 12.4, cuda:0 is some GPU", "", "", "ok"),
+        ("CUDA 12.4, cuda:0 is some GPU", "", "operation not supported", "ok"),
+        ("", "libcuda.so.1 is not installed: it belongs to NVIDIA's driver", "", "ok"),
+        ("", "cannot start CUDA's driver (see nvidia-smi): unknown error", "", "warn"),
+    ],
+)
+def test_the_driver_of_cuda(text: str, why_not: str, not_shared: str, state: str) -> None:
+    finding = machine.cuda({"text": text, "why_not": why_not, "not_shared": not_shared})
+    assert finding.state == state and text + why_not in finding.text
+    assert not_shared in finding.text and ("tcp" in finding.text) == bool(not_shared)
+
+
+@pytest.mark.parametrize(
     ("settings", "told"),
     [
         ({}, "tensors and what starts steps leave gRPC"),

@@ -41,6 +41,7 @@ def test_a_failing_task_is_named(tmp_path: Path) -> None:
     assert "chief 0 exited with status 1" in said and "grpc: the tasks failed" in said
 
 
+@pytest.mark.long
 def test_a_poor_classifier_is_named(tmp_path: Path) -> None:
     status, said, record = compare(
         tmp_path, "--hidden", "16", "--steps", "1", "--protocol", "grpc+rdma"

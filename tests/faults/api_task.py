@@ -119,6 +119,7 @@ class Member:
             if number != last.get(key, 0) + 1:
                 self._wrong.append(f"notification {number} came after {last.get(key, 0)}")
             last[key] = number
+            del told  # it would keep the memory of its source until the next one comes
 
     # ---- groups ----------------------------------------------------------------------------------------
 

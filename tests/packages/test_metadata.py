@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-FOR_USERS = {"torch", "analyzer", "demo", "metrics", "simulate", "topology"}
+FOR_USERS = {"jax", "torch", "analyzer", "demo", "metrics", "simulate", "topology"}
 FOR_USERS |= {"tensorflow", "tensorflow-cpu"}
 REPOSITORY = "https://github.com/someone/rdmatensor"
 PREPARE = "import setuptools.build_meta as b, sys; b.prepare_metadata_for_build_wheel(sys.argv[1])"

@@ -33,7 +33,8 @@ def needed(library: Path) -> set[str]:
 def test_core_needs_the_system_alone() -> None:
     assert needed(PACKAGE / "librdmatensor.so.0") <= SYSTEM - {"libstdc++.so.6"}
     binding = next(PACKAGE.glob("_ffi*.so"))
-    assert needed(binding) <= {*SYSTEM - {"libstdc++.so.6"}, "librdmatensor.so.0"}
+    for library in (binding, PACKAGE / "librdmatensor_mpi.so"):
+        assert needed(library) <= {*SYSTEM - {"libstdc++.so.6"}, "librdmatensor.so.0"}, library
 
 
 def test_plugins_need_tensorflow_and_bring_nothing() -> None:
@@ -62,6 +63,7 @@ FILES = [
     "rdmatensor-0.1.0.dist-info/METADATA",
     "graph_analyzer/read/ops.def",
     "graph_analyzer/parallel/page.html.j2",
+    "rdmatensor/librdmatensor_mpi.so",
 ]
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from rdmatensor.softroce import Lab
 from softroce.processes import PATIENCE
 from support.waits import until
@@ -32,6 +34,7 @@ def test_doctor_finds_the_device_and_tries_it(two_hosts: Lab) -> None:
         assert "compared" in found[f"self-test {transport}"]["text"]
 
 
+@pytest.mark.long
 def test_ping_between_hosts_goes_over_verbs(two_hosts: Lab) -> None:
     near, far = two_hosts.hosts
     patience = {"RDMATENSOR_DEADLINE_MS": str(int(PATIENCE * 1000))}

@@ -15,6 +15,7 @@ from softroce.processes import PATIENCE, qemus_of
 from support.waits import until
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("lab")  # skips where there can be none
 def test_a_crash_while_booting_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def test_one_host_has_no_network_to_break(lab: Lab) -> None:
         lab.hosts[0].link(False)
 
 
+@pytest.mark.long
 def test_killed_host_and_its_return(two_hosts: Lab) -> None:
     first, second = two_hosts.hosts
     lost = listening(second)

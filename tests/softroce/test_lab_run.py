@@ -27,6 +27,7 @@ def test_status_streams_and_shared_folder(softroce: Softroce, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.long
 def test_timeout(softroce: Softroce, tmp_path: Path) -> None:
     done = softroce("run", "--timeout", "0.5", "--", "sleep", "1000", TMPDIR=str(tmp_path))
     assert done.returncode == 124
@@ -35,6 +36,7 @@ def test_timeout(softroce: Softroce, tmp_path: Path) -> None:
     assert not qemus_of(tmp_path)
 
 
+@pytest.mark.long
 def test_dead_guest(softroce: Softroce) -> None:
     script = "echo b >/proc/sysrq-trigger; sleep 1000"
     done = softroce("run", "--", "sh", "-c", script)
@@ -97,6 +99,7 @@ fi
 """
 
 
+@pytest.mark.long
 def test_three_hosts(softroce: Softroce) -> None:
     """Through a switch: each reaches the first, output is marked, the first failure is the status."""
     options = ("--hosts", "3", "--memory", "512", "--timeout", str(PATIENCE / 2))

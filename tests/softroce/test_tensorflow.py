@@ -14,7 +14,7 @@ import pytest
 
 from rdmatensor.softroce import Lab
 from softroce.imports import pack
-from support import TESTS
+from support import TESTS, WHOLE
 
 TASK = Path(__file__).parent / "tensorflow_task.py"
 PATIENCE = 900.0  # TensorFlow takes most of a minute to be imported on emulated processors
@@ -54,7 +54,10 @@ def results(lab: Lab, request: pytest.FixtureRequest) -> Any:
         "RDMATENSOR_CHECKSUM": "crc32c",
     }
     done = host.run(
-        [sys.executable, TASK, host.address], env=environment, timeout=PATIENCE, check=False
+        [sys.executable, TASK, host.address, *["whole"] * WHOLE],
+        env=environment,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -92,6 +95,7 @@ def test_what_verbs_moved_has_its_checksum(results: Any) -> None:
     assert found["sent"] > 0 and found["corrupted"] == 0 == found["unchecked"]
 
 
+@pytest.mark.long
 def test_collectives_go_by_verbs(results: Any) -> None:
     first, second = workers = results["collectives"]
     assert first["trained"] == second["trained"], "not the same bits"
@@ -103,6 +107,7 @@ def test_collectives_go_by_verbs(results: Any) -> None:
         assert collectives["operations"]["all_reduce"]["bytes"] > LARGEST * FLOAT, collectives
 
 
+@pytest.mark.long
 def test_training_goes_by_verbs(results: Any) -> None:
     """A step with all-reduced gradients, one with a sharded optimizer, one with a table that has owners."""
     ranks = results["training"]["ranks"]
@@ -128,6 +133,7 @@ def test_calls_go_by_verbs(results: Any) -> None:
     assert "/job:ps/replica:0/task:0" not in results["grpc"]["stats"]["control"]
 
 
+@pytest.mark.long
 def test_calls_find_a_new_channel(results: Any) -> None:
     found = results["broken call"]
     assert found["control"]["way"] == "channel" and "verbs" in found["control"]["why"], found
@@ -136,6 +142,7 @@ def test_calls_find_a_new_channel(results: Any) -> None:
     assert found["done"] <= found["total"] <= found["done"] + found["lost"], found
 
 
+@pytest.mark.long
 def test_channels_return_to_verbs_while_steps_go_on(results: Any) -> None:
     change = results["change"]
     assert all(

@@ -68,6 +68,7 @@ def test_every_size_there_and_back(hosts: Hosts, registered: bool) -> None:
         assert not pair.theirs.get("region.array[end:].any()", end=seed + size)
 
 
+@pytest.mark.long
 def test_largest(hosts: Hosts) -> None:
     pair = hosts.pair(region=LARGEST)
     pair.ours.start("sent = write_and_read_back(device, region, size, 0, True)", size=LARGEST)
@@ -128,6 +129,7 @@ def impaired(hosts: Hosts) -> Iterator[Host]:
     host.netem()
 
 
+@pytest.mark.long
 def test_a_slow_network_is_no_fault(hosts: Hosts, impaired: Host, note: Any) -> None:
     """A transfer, and a notification behind it, may take longer than DEADLINE_MS, if its parts do not."""
     deadline_s = 3

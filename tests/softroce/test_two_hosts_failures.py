@@ -45,6 +45,7 @@ def test_killed_host_is_lost_and_comes_back(hosts: Hosts, note: Any) -> None:
     assert works(Pair(pair.ours, theirs))
 
 
+@pytest.mark.long
 def test_idle_connection_to_a_killed_host_is_noticed(hosts: Hosts) -> None:
     """Nothing is under way, and no end of stream comes from a dead host: it is probed for."""
     pair = hosts.pair(**IMPATIENT)
@@ -180,6 +181,7 @@ def test_limit_of_locked_memory_is_an_error(hosts: Hosts, note: Any) -> None:
     note("memlock refused", f"DeviceError: {outcome['text']}", outcome["took"], "smaller regions")
 
 
+@pytest.mark.long
 def test_removed_device(hosts: Hosts, note: Any) -> None:
     """SoftRoCE's driver waits with the end of a device until nobody uses it; a card goes at once."""
     pair, host = hosts.pair(**IMPATIENT), hosts.first.host

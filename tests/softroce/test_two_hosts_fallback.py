@@ -57,6 +57,7 @@ def transport(ours: Peer, theirs: Peer, permitted: str = "") -> str:
     return str(ours.get("remote.transport"))
 
 
+@pytest.mark.long
 def test_verbs_lost_then_tcp_then_verbs(addressed: Hosts) -> None:
     host, other = addressed.first.host, addressed.second.host.address
     ours, theirs = peer_at(addressed.first), peer_at(addressed.second)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 def test_hot_paths_keep_their_budgets_over_verbs(lab: Lab) -> None:
     run = instructions.in_guest(lab.hosts[0])
     counts = instructions.count(instructions.build(lab.shared), "verbs", run)

@@ -90,12 +90,14 @@ def test_push_sum_with_turns_is_that_of_its_paper() -> None:
         assert answer["furthest"] < 1e-4
 
 
+@pytest.mark.long
 def test_without_slack_all_move_by_the_mean_change() -> None:
     with plain_ranks("in_step", steps=60) as processes:
         answers = [json.loads(line_of(process)) for process in processes]
     assert max(answers) < 1e-4, answers
 
 
+@pytest.mark.long
 def test_goes_on_from_a_state() -> None:
     """Threads of EASGD, Decoupled and SSP apply what arrives when they come to it. GossipPGA's mean of all
     needs no state, and does not come here, where processes take turns."""
@@ -158,6 +160,7 @@ def test_a_killed_process_comes_back() -> None:
         assert answer["slowest"] < 10
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_reached_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither side can wait for the other to connect: each has lost the other."""
     monkeypatch.setenv("RDMATENSOR_TRANSPORTS", "tcp")
@@ -177,6 +180,7 @@ def test_a_stopped_process_is_reached_again(monkeypatch: pytest.MonkeyPatch) -> 
         assert min(answer["accuracy"]) > 0.85
 
 
+@pytest.mark.long
 def test_a_killed_process_costs_the_others_no_step() -> None:
     steps, doomed, each = 300, 2, [*EACH, "rt.sync.SGP(wait=0.2)"]
     with plain_ranks("kill", each=each, steps=steps, doomed=doomed) as processes:

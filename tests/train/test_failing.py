@@ -56,7 +56,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run("kill_and_resume", 2, folder, backup=str(folder))[0]
 
 
-@pytest.mark.parametrize("dies, dead, kept", [("step", 1, 2), ("files", 0, 1)])
+@pytest.mark.parametrize(
+    "dies, dead, kept", [pytest.param("step", 1, 2, marks=pytest.mark.long), ("files", 0, 1)]
+)
 def test_resumes_after_a_kill(
     tmp_path: Path, undisturbed: Any, dies: str, dead: int, kept: int
 ) -> None:

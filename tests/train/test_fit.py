@@ -11,21 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import ROOT, warm
+from support import ROOT, WHOLE, warm
 from train.ranks import Ranks, run
 
 pytestmark = pytest.mark.timeout(600)
-OPTIMIZERS = ["sgd", "adam", "global_clipnorm", "accumulate", "ema"]
+OPTIMIZERS = ["sgd", "adam", "accumulate", *(["global_clipnorm", "ema"] if WHOLE else [])]
 FITS: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": name} for name in OPTIMIZERS},
     "steps at once": {"optimizer": "adam", "at_once": 2},
-    "eager": {"optimizer": "sgd", "eager": True},
-    "a bucket for each": {"optimizer": "sgd", "bucket_bytes": 1},
     "buckets for some": {"optimizer": "sgd", "bucket_bytes": 600},
     "bfloat16": {"optimizer": "sgd", "compression": "bfloat16"},
     "batch norm": {"optimizer": "sgd", "batch_norm": True},
     "validated": {"optimizer": "adam", "validate": True},
+    "compiled": {"optimizer": "adam", "compiled": True, "validate": True},
 }
+if WHOLE:
+    FITS |= {
+        "eager": {"optimizer": "sgd", "eager": True},
+        "a bucket for each": {"optimizer": "sgd", "bucket_bytes": 1},
+        "compiled at once": {"optimizer": "adam", "compiled": True, "at_once": 2},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # One process trains as it does with this one.
 ALONE = {"a bucket for each": "sgd", "buckets for some": "sgd", "bfloat16": "sgd", "eager": "sgd",
-         "steps at once": "adam"}  # fmt: skip
+         "steps at once": "adam", "compiled": "validated", "compiled at once": "adam"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,7 @@ def fitted(folder: Path) -> dict[int, list[dict[str, Any]]]:
         answers = run("fits", size, folder, each=[FITS[name] for name in names])
         found[size] = [dict(zip(names, answer, strict=True)) for answer in answers]
     (alone,) = found[1]
-    alone |= {name: alone[other] for name, other in ALONE.items()}
+    alone |= {name: alone[other] for name, other in ALONE.items() if name in FITS}
     return found
 
 
@@ -62,10 +67,7 @@ def _compare(answers: list[Any], expected: Any, tolerance: float = 2e-5) -> None
             np.testing.assert_allclose(answer["logs"][name], values, atol=max(tolerance, 1e-4))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*OPTIMIZERS, "steps at once", "eager", "a bucket for each", "buckets for some", "validated"],
-)
+@pytest.mark.parametrize("name", [name for name in FITS if name not in ("batch norm", "bfloat16")])
 def test_equals_one_process(fitted: dict[int, list[Any]], name: str) -> None:
     _compare([answer[name] for answer in fitted[2]], fitted[1][0][name])
 
@@ -76,6 +78,23 @@ def test_evaluates_and_predicts_as_one_process(fitted: dict[int, list[Any]]) -> 
     for answer in (each["validated"] for each in fitted[2]):
         np.testing.assert_allclose(answer["evaluated"], expected["evaluated"], atol=1e-4)
         np.testing.assert_allclose(answer["predicted"], expected["predicted"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"jit_compile": "auto", "gpu": True},
+        pytest.param({"jit_compile": True, "own": True}, marks=pytest.mark.long),
+    ],
+    ids=["for a GPU", "own step"],
+)
+def test_xla_compiles_what_does_not_communicate(folder: Path, how: dict[str, Any]) -> None:
+    first, second = run("parts", 2, folder, **how)
+    (plain, _) = run("parts", 2, folder, **how | {"jit_compile": False})
+    assert first["clusters"] > 0 == plain["clusters"]
+    assert first["between"] == plain["between"] != []
+    assert first["weights"] == second["weights"]
+    np.testing.assert_allclose(first["weights"], plain["weights"], atol=2e-5)
 
 
 def test_compression_costs_little(fitted: dict[int, list[Any]]) -> None:
@@ -90,6 +109,7 @@ def test_statistics_of_batch_normalization_are_averaged(fitted: dict[int, list[A
     assert first["weights"] == second["weights"]
 
 
+@pytest.mark.long
 def test_four_processes(folder: Path, fitted: dict[int, list[Any]]) -> None:
     _compare(run("fit", 4, folder, optimizer="adam"), fitted[1][0]["adam"])
 
@@ -148,6 +168,7 @@ def test_saved_model_loads_without_us(folder: Path) -> None:
     assert loaded.stdout.split() == ["keras.src.optimizers.adam", "2"]
 
 
+@pytest.mark.long
 def test_resumes_where_it_was_killed(folder: Path, tmp_path: Path) -> None:
     whole = run("resume", 2, folder, backup=str(tmp_path / "whole"), stop_after=None)
     backup = str(tmp_path / "backup")
@@ -171,7 +192,9 @@ def test_example(tmp_path: Path) -> None:
     assert "ran out of memory" not in done.stderr
 
 
-@pytest.mark.parametrize("example", ["text_transformer", "word_embeddings"])
+@pytest.mark.parametrize(
+    "example", [pytest.param("text_transformer", marks=pytest.mark.long), "word_embeddings"]
+)
 def test_examples_on_a_text(example: str) -> None:
     command = [warm.python(), "-m", "rdmatensor", "launch", "-n", "2"]
     arguments = [
@@ -201,6 +224,7 @@ def test_shards_are_equal(folder: Path, known: bool) -> None:
     assert answers == [[[i, 2 * i] for i in range(rank, 9, 3)] for rank in range(3)]
 
 
+@pytest.mark.long
 def test_trees_are_packed_anew_between_epochs(tmp_path: Path) -> None:
     answers = run("watched", 2, tmp_path)
     for looks, count, plain, text in answers:

@@ -77,6 +77,7 @@ def test_the_choice_follows_the_sample(tmp_path: Path) -> None:
     assert "<svg" in page.read_text()
 
 
+@pytest.mark.long
 def test_models_are_saved_whole_and_go_on_with_another_number(tmp_path: Path) -> None:
     def train(size: int, name: str, **more: Any) -> Any:
         answers = run("tables_resumed", size, tmp_path, backup=str(tmp_path / name), **more)

@@ -250,6 +250,7 @@ LEARN = [
 ACCURATE = 0.8
 
 
+@pytest.mark.long
 def test_a_period_of_one_and_no_slack_are_synchronous(tmp_path: Path) -> None:
     for answer in run("synced", 2, tmp_path, each=SAME):
         for name in SAME[1:]:
@@ -268,6 +269,7 @@ def test_a_rule_that_does_not_average_is_noticed(tmp_path: Path) -> None:
         assert "processes have different models" in answer["LocalSGD(period=5)"][0]
 
 
+@pytest.mark.long
 def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
     """It is synchronous with a period of one, and goes on from a backup, in which leaders have more."""
     once = ["AllReduce()", "Hierarchical(host_size=2, between=LocalSGD(period=1))",
@@ -286,23 +288,27 @@ def test_hierarchy_of_two_hosts(tmp_path: Path) -> None:
 
 
 # Steps in between two exchanges, and after an exchange, are kept: 8 steps are.
+FIXED, BY_RATE = "LocalSGD(period=3)", "LocalSGD(period=QSR(0.02, base=3))"
 EXACT = [
     "TopK(0.2)",
-    "Quantized('int8')",
+    BY_RATE,
     "PowerSGD(2)",
-    "LocalSGD(period=QSR(0.02, base=3))",
     "DiLoCo(period=3, fragments=2, compression=TopK(0.5, decay=0.9))",
     "Hierarchical(host_size=1, between=LocalSGD(period=Quality(first=3)))",
 ]
-ASYNCHRONOUS = ["PullGossip()", "SGP()", "EASGD(period=2)", "SSP(slack=0)"]
+ASYNCHRONOUS = ["SGP()", "SSP(slack=0)"]
 if WHOLE:
-    EXACT += ["LocalSGD(period=Quality(0.02, first=3))"]
+    EXACT += [
+        "Quantized('int8')",
+        "LocalSGD(period=Quality(0.02, first=3))",
+    ]
     ASYNCHRONOUS += [
+        "PullGossip()",
+        "EASGD(period=2)",
         "PushGossip()",
         "GossipPGA(average_every=3)",
         "Decoupled(period=4, grace=0.01)",
     ]
-FIXED = "LocalSGD(period=3)"
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +338,7 @@ def test_goes_on_near_a_backup(backups: tuple[Path, list[Any]], name: str) -> No
 def test_a_period_follows_the_rate_of_the_optimizer(backups: tuple[Path, list[Any]]) -> None:
     """QSR begins with three steps, too."""
     for answer in backups[1]:
-        assert answer["LocalSGD(period=QSR(0.02, base=3))"][0] != answer[FIXED][0]
+        assert answer[BY_RATE][0] != answer[FIXED][0]
 
 
 def test_goes_on_with_other_processes(backups: tuple[Path, list[Any]], tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_a_frozen_layer_stays_and_does_not_travel(done: list[Any]) -> None:
         assert sent == []
 
 
+@pytest.mark.long
 def test_averages_of_weights_are_swapped(tmp_path: Path) -> None:
     answers = run("with_averages", 2, tmp_path)
     for answer in answers:
@@ -103,6 +104,7 @@ def test_averages_of_weights_are_swapped(tmp_path: Path) -> None:
             assert answer[f"{name} False"][0] != answer[f"{name} None"][0]
 
 
+@pytest.mark.long
 def test_warm_up_goes_on_to_the_same_rate(tmp_path: Path) -> None:
     for rates in run("warmed", 2, tmp_path, backup=str(tmp_path / "kept")):
         np.testing.assert_allclose(rates["whole"][-1], 0.05, rtol=1e-6)
