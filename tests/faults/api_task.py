@@ -18,15 +18,25 @@ import numpy as np
 import rdmatensor
 from rdmatensor import RemoteDevice
 from support.group_checks import arenas, check, random_trees
-from support.usage import memory_sizes, usage
+from support.usage import memory_sizes
+from support.usage import usage as all_usage
 
-__all__ = ["Member", "usage"]
-
+SLAB = 4 << 20  # of the memory of groups
 AREA = 1 << 18
 HEAD = struct.Struct("<QII")  # number, of the connection that it was sent on; checksum
 WAIT_S = 8.0
 KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all")
 ROUND = 40  # operations at most along the same trees
+
+
+def usage() -> dict[str, int]:
+    """What this process holds of the system, and apart from it the slabs of groups."""
+    held, slabs = all_usage(), memory_sizes().count(SLAB)
+    return held | {
+        "descriptors": held["descriptors"] - slabs,
+        "mappings": held["mappings"] - slabs,
+        "slabs": slabs,
+    }
 
 
 class Member:

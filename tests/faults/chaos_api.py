@@ -21,8 +21,8 @@ DEADLINE_MS = 1500
 OFTEN = {"shm": 0.002, "verbs": 0.05}
 CORRUPTING = 0.02
 PLAY_S, COLLECT_S = 3.0, 3.0
-# Groups keep the memory that they needed at most for the next operation.
-SLACK = {"descriptors": 2, "mappings": 2}
+# Groups keep the memory that they needed at most for the next operation: "slabs", and larger blocks.
+SLACK = {"descriptors": 2, "mappings": 2, "slabs": 8}
 SETUP = """
 import rdmatensor
 from faults import api_task

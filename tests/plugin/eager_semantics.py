@@ -129,6 +129,9 @@ class Cases:
 
         with tf.device(WORKER):
             queue = tf.queue.FIFOQueue(1, [tf.float32], shared_name="never")
+        # TensorFlow touches a queue after the operation that it cancelled is over. A queue that only this
+        # call kept could be freed by then, and the worker would crash.
+        self._queue = queue
 
         @tf.function
         def wait() -> Any:
