@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmatensor.train.backend.tensorflow.gradients import buckets_of
+from rdmatensor.train.backend.buckets import buckets_of
 from rdmatensor.train.sharding.shards import Cut
 from support import WHOLE
 from support.waits import PATIENCE

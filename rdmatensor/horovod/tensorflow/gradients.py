@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from ...errors import Unsupported, UsageError
+from ...train.backend import mixin
 from ...train.backend.tensorflow import gradients as averages
-from ...train.backend.tensorflow import mixin
 from ...train.backend.tensorflow.agree import labels_of
 from ...train.backend.tensorflow.operations import no_autograph
 from ...train.backend.tensorflow.optimizer import Distributed, OptimizerHooks

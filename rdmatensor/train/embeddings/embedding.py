@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow import mixin
+from ..backend import mixin
 from ..keras.saving import Whole
 from .placement import Placement, lookup, place
 

@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow import mixin, operations
+from ..backend import mixin
+from ..backend.tensorflow import operations
 from ..backend.tensorflow.optimizer import OptimizerHooks, move_outwards, sync_of
 from ..backend.tensorflow.parts import part_of
 from ..keras.distributing import distribute

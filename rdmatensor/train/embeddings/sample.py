@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow import mixin, operations
+from ..backend import mixin
+from ..backend.tensorflow import operations
 from ..run.session import Session
 from ..sync.base import Array
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ..backend.tensorflow import mixin, operations
+from ..backend import mixin
+from ..backend.tensorflow import operations
 from ..backend.tensorflow.optimizer import Distributed
 from ..keras.saving import Whole
 from ..run.session import current

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..backend.tensorflow import mixin
+from ..backend import mixin
 
 # The attribute of a metric that has the numbers of the variables it adds to, or None.
 _ADDED = "_rdmatensor_added"

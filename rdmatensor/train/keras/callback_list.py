@@ -14,7 +14,8 @@ import keras
 import numpy as np
 
 from ...errors import UsageError
-from ..backend.tensorflow import mixin, operations
+from ..backend import mixin
+from ..backend.tensorflow import operations
 from ..backend.tensorflow.optimizer import hooks_of, sync_of
 from ..run.session import Session
 

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 
 from ...errors import UsageError
-from ..backend.tensorflow.optimizer import checked, inside, put_in_front
+from ..backend.optimizers import checked, inside
+from ..backend.tensorflow.optimizer import put_in_front
 from ..run.session import current
 from ..sync.base import Parameters, Synchronizer
 from .steps import prepare_steps

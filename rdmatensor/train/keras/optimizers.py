@@ -9,14 +9,8 @@ from typing import Any
 import keras
 
 from ...errors import UsageError
-from ..backend.tensorflow.optimizer import (
-    Distributed,
-    OptimizerHooks,
-    inside,
-    leaves_of,
-    move_outwards,
-    sync_of,
-)
+from ..backend.optimizers import inside, leaves_of
+from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, move_outwards, sync_of
 
 
 def distributed(model: Any) -> list[Any]:

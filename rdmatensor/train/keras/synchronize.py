@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.optimizers import iterations_of, leaves_of
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import labels_of
 from ..backend.tensorflow.equal import broadcast_variables, comparable, differing, take_rank_0s
@@ -20,8 +21,6 @@ from ..backend.tensorflow.interim import until_fit_ends
 from ..backend.tensorflow.optimizer import (
     exchange_of,
     hooks_of,
-    iterations_of,
-    leaves_of,
     sync_of,
     trace_anew,
 )

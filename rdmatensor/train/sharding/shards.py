@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ..backend.buckets import bucket_bytes_of, buckets_of
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import label
-from ..backend.tensorflow.gradients import bucket_bytes_of, buckets_of
 from ..backend.tensorflow.names import plain
 from ..run.session import Session
 from ..run.subgroup import Subgroup

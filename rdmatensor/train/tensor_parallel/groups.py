@@ -12,9 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import Cancelled, ConnectionFailure, DeadlineExceeded, UsageError
-from ..backend.tensorflow import mixin, operations
+from ..backend import mixin
+from ..backend.optimizers import inside
+from ..backend.tensorflow import operations
 from ..backend.tensorflow.exchange import Exchange
-from ..backend.tensorflow.optimizer import Distributed, inside
+from ..backend.tensorflow.optimizer import Distributed
 from ..backend.tensorflow.parts import Division, part_of
 from ..run.session import Session
 from ..run.subgroup import Subgroup, gather_texts

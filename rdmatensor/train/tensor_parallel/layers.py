@@ -15,7 +15,8 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from ..backend.tensorflow import mixin, operations
+from ..backend import mixin
+from ..backend.tensorflow import operations
 from ..backend.tensorflow.names import plain
 from ..keras.saving import Whole
 from .groups import Groups

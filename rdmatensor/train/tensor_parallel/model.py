@@ -10,7 +10,8 @@ import keras
 import numpy as np
 
 from ...errors import UsageError
-from ..backend.tensorflow import mixin, operations
+from ..backend import mixin
+from ..backend.tensorflow import operations
 from ..keras.saving import WholeModel
 from ..run.session import current
 from .choice import choose

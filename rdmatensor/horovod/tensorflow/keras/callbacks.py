@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from ....errors import UsageError
+from ....train.backend.optimizers import leaves_of
 from ....train.backend.tensorflow import operations
-from ....train.backend.tensorflow.optimizer import leaves_of
 from ..functions import broadcast_variables
 from ..process import global_process_set, internal_errors, members_of, rank, size
 

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ...run.session import Session
+from ..optimizers import settings_in
 from . import operations
 from .names import plain
 from .parts import both, part_of
@@ -85,30 +86,8 @@ def _set_number(variable: Any, number: tuple[Any, Any]) -> None:
         object.__setattr__(each, _NUMBER, number)
 
 
-def described(thing: Any) -> str:
-    """Return a synchronizer's class and settings, as far as processes must have the same ones."""
-    settings = []
-    for name, value in sorted(vars(thing).items()):
-        ours = type(value).__module__.partition(".")[0] == "rdmatensor"
-        if ours and name not in ("_run", "lanes"):
-            settings.append(f"{name.lstrip('_')}={described(value)}")
-        elif not name.startswith("_") and isinstance(value, (int, float, str, type(None))):
-            settings.append(f"{name}={value!r}")
-    return f"{type(thing).__name__}({', '.join(settings)})"
-
-
 def settings_of(optimizer: Any) -> list[str]:
     """Return an optimizer's settings, but its name: models stay equal only if all processes have the same."""
     with tf.init_scope():
         config = optimizer.get_config()
-    return [f"{type(optimizer).__name__}", *_settings(config, "")]
-
-
-def _settings(config: dict[str, Any], before: str) -> list[str]:
-    lines = []
-    for key, value in config.items():
-        if isinstance(value, dict):
-            lines.extend(_settings(value, f"{before}{key}."))
-        elif key != "name" and isinstance(value, (bool, int, float, str, type(None))):
-            lines.append(f"{before}{key} = {value!r}")
-    return lines
+    return [f"{type(optimizer).__name__}", *settings_in(config)]

@@ -14,9 +14,9 @@ import tensorflow as tf
 from ....errors import UsageError
 from ...run.membership import Membership
 from ...run.session import Session
+from ..buckets import buckets_of
 from . import operations
 from .agree import agree, labels_of
-from .gradients import buckets_of
 from .parts import division_of, part_of
 from .seeds import is_seed
 

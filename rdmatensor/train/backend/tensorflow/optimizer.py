@@ -15,8 +15,9 @@ from ...run.session import Session, current
 from ...sync.all_reduce import AllReduce
 from ...sync.base import Gradients, Parameters, Synchronizer
 from ...sync.compression import Compression
-from . import mixin
-from .agree import agree, described, labels_of, settings_of
+from .. import mixin
+from ..optimizers import checked, described, iterations_of, leaves_of
+from .agree import agree, labels_of, settings_of
 from .equal import refuse_different
 from .exchange import Exchange, Kept
 from .names import plain
@@ -150,21 +151,6 @@ class Distributed:
         return results
 
 
-def checked(sync: Any, kind: type, where: str, example: str) -> Any:
-    """Return the synchronizer, or AllReduce if it is None. Raises UsageError if it is not a `kind`."""
-    if sync is None:
-        return AllReduce()
-    if isinstance(sync, kind):
-        return sync
-    if isinstance(sync, type) and issubclass(sync, kind):
-        raise UsageError(
-            f"{where} got the class {sync.__name__}: give an object, {sync.__name__}()"
-        )
-    raise UsageError(
-        f"{where} got {sync!r}: give an object, such as rt.sync.AllReduce() or rt.sync.{example}"
-    )
-
-
 def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
     """Give the optimizer a class that communicates, with the name and module of its own."""
     kept: Kept | None = None
@@ -181,22 +167,6 @@ def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
         _rdmatensor_described=described(sync),
         _rdmatensor_agreed=set(),
     )
-
-
-def inside(optimizer: Any) -> list[Any]:
-    """Return the optimizers that one wraps: LossScaleOptimizer has one, MultiOptimizer several."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return [inner] if inner is not None else list(getattr(optimizer, "optimizers", ()))
-
-
-def leaves_of(optimizer: Any) -> list[Any]:
-    """Return the optimizers that update variables at a learning rate: the one itself, or those inside."""
-    return [leaf for each in inside(optimizer) for leaf in leaves_of(each)] or [optimizer]
-
-
-def iterations_of(optimizer: Any) -> Any:
-    """Return the variable that counts updates. Steps that a loss scale skips do not count."""
-    return getattr(optimizer, "inner_optimizer", optimizer).iterations
 
 
 def exchange_of(optimizer: Any) -> Exchange | None:
