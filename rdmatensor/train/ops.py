@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._api.collective import Op
+from .backend.seeds import Streams
 from .backend.tensorflow import operations
 from .backend.tensorflow.equal import broadcast_variables as _broadcast_variables
 from .backend.tensorflow.operations import no_autograph
-from .backend.tensorflow.seeds import Streams
 from .keras.alike import compare, follow_variables
 from .run.session import current
 

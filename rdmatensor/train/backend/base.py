@@ -48,6 +48,18 @@ class Backend(ABC):
         """End the operations of the group; with `release`, withdraw their memory."""
 
     @abstractmethod
+    def all_reduce(self, members: Any, array: Array, op: str, name: str) -> Array:
+        """Return the arrays of all members combined by `op`, as Group.all_reduce does, in eager code."""
+
+    @abstractmethod
+    def all_gather(self, members: Any, array: Array, name: str) -> Array:
+        """Return the arrays of all members, joined along the first axis, in eager code."""
+
+    @abstractmethod
+    def broadcast(self, members: Any, array: Array, root: int, name: str) -> Array:
+        """Return the array of the member `root`, in eager code."""
+
+    @abstractmethod
     def mean(
         self,
         members: Any,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..sync.all_reduce import AllReduce
+from ..sync.base import Synchronizer
 
 
 def checked(sync: Any, kind: type, where: str, example: str) -> Any:
@@ -22,6 +23,11 @@ def checked(sync: Any, kind: type, where: str, example: str) -> Any:
     raise UsageError(
         f"{where} got {sync!r}: give an object, such as rt.sync.AllReduce() or rt.sync.{example}"
     )
+
+
+def sync_of(optimizer: Any) -> Synchronizer:
+    """Return how this optimizer is synchronized. One that is not distributed has the defaults."""
+    return getattr(optimizer, "_rdmatensor_sync", None) or Synchronizer()
 
 
 def inside(optimizer: Any) -> list[Any]:

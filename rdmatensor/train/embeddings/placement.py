@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.names import plain
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.parts import Division, mark
 from ..run.session import Session
 from ..sync.base import Array

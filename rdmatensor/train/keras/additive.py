@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from ..backend import mixin
+
+if (
+    keras.config.backend() == "tensorflow"
+):  # elsewhere, metrics of the user's own classes are not looked at
+    import tensorflow as tf
 
 # The attribute of a metric that has the numbers of the variables it adds to, or None.
 _ADDED = "_rdmatensor_added"

@@ -15,8 +15,9 @@ import numpy as np
 
 from ...errors import UsageError
 from ..backend import mixin
+from ..backend.optimizers import sync_of
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.optimizer import hooks_of, sync_of
+from ..backend.tensorflow.optimizer import hooks_of
 from ..run.session import Session
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from ...errors import UsageError
-from ..backend.tensorflow.optimizer import sync_of
+from ..backend.optimizers import sync_of
 from ..run.session import Session
 
 # Each pair has the network alone for a moment; all moments together last at most so many seconds.

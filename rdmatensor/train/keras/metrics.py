@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
-from ..backend.tensorflow import operations
-from ..backend.tensorflow.interim import until_fit_ends
-from ..backend.tensorflow.names import plain
-from ..backend.tensorflow.optimizer import sync_of
+from ..backend.base import backend
+from ..backend.interim import until_fit_ends
+from ..backend.names import plain
+from ..backend.optimizers import sync_of
 from ..run.session import Session
 from .additive import added_by, watch_metric
 
@@ -34,7 +33,7 @@ def watch(model: Any) -> None:
     """Find out how metrics of the user's own classes change their states. Call it before the first step."""
     given = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
     weighted = getattr(getattr(model, "_compile_metrics", None), "_user_weighted_metrics", None)
-    for each in [*tf.nest.flatten([given, weighted]), *metrics_of(model)]:
+    for each in [*keras.tree.flatten([given, weighted]), *metrics_of(model)]:
         if isinstance(each, keras.metrics.Metric):
             watch_metric(each)
 
@@ -100,7 +99,7 @@ def metrics_of(model: Any) -> Iterator[Any]:
 
 
 def _value(variable: Any) -> _Array:
-    value: _Array = tf.convert_to_tensor(variable).numpy()
+    value: _Array = keras.ops.convert_to_numpy(variable)
     return value
 
 
@@ -141,7 +140,7 @@ def _not_added(model: Any) -> set[int]:
 def _sum(run: Session, values: list[_Array], detail: str) -> list[_Array]:
     """Return the sums over all processes, in one operation."""
     flat = np.concatenate([np.ravel(each).astype(np.float64) for each in values])
-    total = operations.all_reduce(run, tf.constant(flat), "sum", detail).numpy()
+    total = backend().all_reduce(run, flat, "sum", detail)
     ends = np.cumsum([each.size for each in values])[:-1]
     return [
         part.reshape(each.shape) for part, each in zip(np.split(total, ends), values, strict=True)

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from ...errors import UsageError
-from ..backend.optimizers import inside, leaves_of
-from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, move_outwards, sync_of
+from ..backend.optimizers import inside, leaves_of, sync_of
+from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, move_outwards
 
 
 def distributed(model: Any) -> list[Any]:

@@ -13,18 +13,17 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.optimizers import iterations_of, leaves_of
+from ..backend.interim import until_fit_ends
+from ..backend.optimizers import iterations_of, leaves_of, sync_of
+from ..backend.seeds import Streams
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import labels_of
 from ..backend.tensorflow.equal import broadcast_variables, comparable, differing, take_rank_0s
-from ..backend.tensorflow.interim import until_fit_ends
 from ..backend.tensorflow.optimizer import (
     exchange_of,
     hooks_of,
-    sync_of,
     trace_anew,
 )
-from ..backend.tensorflow.seeds import Streams
 from ..backend.tensorflow.synchronized import check
 from ..run.session import Session
 from ..sync.base import Parameters, Synchronizer

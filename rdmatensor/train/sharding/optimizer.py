@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.names import plain
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, put_in_front
 from ..backend.tensorflow.parts import division_of
 from ..backend.tensorflow.weighing import of_present

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from ..backend.buckets import bucket_bytes_of, buckets_of
+from ..backend.names import plain
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import label
-from ..backend.tensorflow.names import plain
 from ..run.session import Session
 from ..run.subgroup import Subgroup
 

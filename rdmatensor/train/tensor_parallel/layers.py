@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from ..backend import mixin
+from ..backend.names import plain
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.names import plain
 from ..keras.saving import Whole
 from .groups import Groups
 from .slices import bounds, cut, widest

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
-from ..backend.tensorflow.names import plain
+from ..backend.names import plain
 from ..backend.tensorflow.parts import mark
 from ..keras.saving import Whole
 from .slices import groups_of, strip_of

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ..backend.names import plain
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.names import plain
 from ..backend.tensorflow.parts import mark, part_of
 from ..sync.base import Array
 

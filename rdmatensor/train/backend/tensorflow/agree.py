@@ -14,9 +14,9 @@ import keras
 import tensorflow as tf
 
 from ...run.session import Session
+from ..names import plain
 from ..optimizers import settings_in
 from . import operations
-from .names import plain
 from .parts import both, part_of
 
 # The attribute of a variable that has its number, and the generation of the run in which it got that.

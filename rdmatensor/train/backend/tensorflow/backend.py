@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from ...._api.plugin import library
 from ...._ffi import ffi
-from ..base import Backend
+from ..base import Array, Backend
+from ..interim import watch_fits
 from . import gradients, operations
-from .interim import watch_fits
 from .synchronized import synchronize_moments
 
 if TYPE_CHECKING:
@@ -54,6 +54,18 @@ class TensorFlow(Backend):
         """Run the operation that ends those of the group."""
         operations.library().rdmatensor_leave(handle, release=release)
 
+    def all_reduce(self, members: Any, array: Array, op: Any, name: str) -> Array:
+        """Run the operation."""
+        return _numpy(operations.all_reduce(members, array, op, name))
+
+    def all_gather(self, members: Any, array: Array, name: str) -> Array:
+        """Run the operation."""
+        return _numpy(operations.all_gather(members, array, name))
+
+    def broadcast(self, members: Any, array: Array, root: int, name: str) -> Array:
+        """Run the operation."""
+        return _numpy(operations.broadcast(members, array, root, name))
+
     def mean(self, members: Any, grads: Sequence[Any], *how: Any) -> list[Any]:
         """Average gradients in buckets."""
         return gradients.mean(members, grads, *how)
@@ -61,3 +73,8 @@ class TensorFlow(Backend):
     def as_vector(self, members: Any, grads: Sequence[Any], *how: Any) -> list[Any]:
         """Change gradients as one vector of float32."""
         return gradients.as_vector(members, grads, *how)
+
+
+def _numpy(tensor: Any) -> Array:
+    array: Array = tensor.numpy()
+    return array

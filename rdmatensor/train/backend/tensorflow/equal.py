@@ -15,10 +15,10 @@ from ....errors import UsageError
 from ...run.membership import Membership
 from ...run.session import Session
 from ..buckets import buckets_of
+from ..seeds import is_seed
 from . import operations
 from .agree import agree, labels_of
 from .parts import division_of, part_of
-from .seeds import is_seed
 
 # Smaller variables are broadcast together, up to so many bytes.
 _AT_ONCE = 8 << 20

@@ -16,11 +16,11 @@ from ...sync.all_reduce import AllReduce
 from ...sync.base import Gradients, Parameters, Synchronizer
 from ...sync.compression import Compression
 from .. import mixin
+from ..names import plain
 from ..optimizers import checked, described, iterations_of, leaves_of
 from .agree import agree, labels_of, settings_of
 from .equal import refuse_different
 from .exchange import Exchange, Kept
-from .names import plain
 from .parts import division_of
 from .weighing import Weighing, of_present
 
@@ -189,14 +189,6 @@ def averages_gradients(sync: Synchronizer) -> bool:
 def hooks_of(sync: Synchronizer) -> OptimizerHooks:
     """Return the hooks of a synchronizer for callbacks() and save()."""
     return sync if isinstance(sync, OptimizerHooks) else OptimizerHooks()
-
-
-def sync_of(optimizer: Any) -> Synchronizer:
-    """Return how this optimizer is synchronized. One that is not distributed has the defaults."""
-    exchange = exchange_of(optimizer)
-    if exchange is not None:
-        return exchange.sync
-    return getattr(optimizer, "_rdmatensor_sync", None) or Synchronizer()
 
 
 def trace_anew(model: Any, optimizers: Sequence[Any], run: Session) -> None:

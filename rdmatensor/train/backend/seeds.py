@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
-from ...run.session import Session
-from . import operations
+from ..run.session import Session
+from .base import backend
 
 _Array = npt.NDArray[Any]
 # What Keras calls the state of a SeedGenerator: a seed, and a count of draws.
@@ -23,7 +22,7 @@ def is_seed(variable: Any) -> bool:
     return (
         getattr(variable, "name", None) == _NAME
         and tuple(variable.shape) == _SHAPE
-        and tf.as_dtype(variable.dtype).is_integer
+        and "int" in str(variable.dtype)
     )
 
 
@@ -59,10 +58,8 @@ class Streams:
 
     def gather(self) -> _Array:
         """Return the states of all processes as int64, of shape (processes, streams, 2)."""
-        own = tf.constant(self._values()[np.newaxis])
         detail = f"{len(self._states)} streams of random numbers"
-        rows: _Array = operations.all_gather(self._run, own, detail).numpy()
-        return rows
+        return backend().all_gather(self._run, self._values()[np.newaxis], detail)
 
     def resume(self, kept: Sequence[Any] | None) -> None:
         """Go on with the states that `gather` gave in an earlier program. Rank 0 has them, or None.
@@ -80,7 +77,7 @@ class Streams:
                     rows[1 + rank] = old[rank]
                 else:
                     rows[1 + rank] = [_own(each, rank) for each in old[0]]
-        rows = operations.broadcast(self._run, rows, 0, "streams of random numbers").numpy()
+        rows = backend().broadcast(self._run, rows, 0, "streams of random numbers")
         if not rows[0].all():
             self.part()
             return
