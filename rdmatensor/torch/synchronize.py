@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import RdmaError, UsageError
+from ..train.backend.torch.vector import Vector
 from ..train.run.membership import Membership
 from ..train.sync.base import Gradients, Parameters
 from ..train.sync.periods import Quality
@@ -77,21 +78,10 @@ class Synchronization:
         if state is None:  # processes begin with one model
             for tensor in [*model.parameters(), *model.buffers()]:
                 pg.broadcast([tensor.detach()], root=0).wait()
-        double = any(each.dtype is torch.float64 for each in self._parameters)
-        size = sum(each.numel() for each in self._parameters)
-        self._x = self._members.group.empty(size, "float64" if double else "float32")
-        self._views = [
-            view.view(each.shape)
-            for view, each in zip(
-                torch.from_numpy(self._x).split([each.numel() for each in self._parameters]),
-                self._parameters,
-                strict=True,
-            )
-        ]
+        self._vector = Vector(self._members.group, self._parameters)
         synchronizer.shapes = [tuple(each.shape) for each in self._parameters]
-        self._take()
         try:
-            first = synchronizer.begin(self._members, self._x)
+            first = synchronizer.begin(self._members, self._vector.take())
         except RdmaError as error:
             self.close()
             raise failure("beginning to synchronize", error) from error
@@ -166,13 +156,12 @@ class Synchronization:
         self.steps += 1
         if self.steps < self._next:
             return
-        self._take()
-        rate = float(self._optimizer.param_groups[0]["lr"])
+        x, rate = self._vector.take(), float(self._optimizer.param_groups[0]["lr"])
         try:
-            self._next = self._synchronizer.exchange(self._x, self.steps, rate)
+            self._next = self._synchronizer.exchange(x, self.steps, rate)
         except RdmaError as error:
             raise failure(f"synchronizing after step {self.steps}", error) from error
-        self._give()
+        self._vector.give()
 
     def finish(self) -> None:
         """Bring the models together when training ends, wait for who still needs this process, and close.
@@ -182,10 +171,9 @@ class Synchronization:
         """
         if self._ended:
             return
-        self._take()
         try:
-            self._synchronizer.conclude(self._x, self.steps)
-            self._give()
+            self._synchronizer.conclude(self._vector.take(), self.steps)
+            self._vector.give()
             self._synchronizer.finish()
         except RdmaError as error:
             raise failure(f"finishing after step {self.steps}", error) from error
@@ -200,17 +188,6 @@ class Synchronization:
         self._synchronizer.close()
         if self._members.group is not None:
             self._members.group.close()
-
-    def _take(self) -> None:
-        """Copy the parameters into the vector."""
-        for view, each in zip(self._views, self._parameters, strict=True):
-            view.copy_(each.detach())
-
-    def _give(self) -> None:
-        """Copy the vector into the parameters."""
-        with torch.no_grad():
-            for view, each in zip(self._views, self._parameters, strict=True):
-                each.copy_(view)
 
 
 def synchronize(

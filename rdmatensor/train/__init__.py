@@ -14,13 +14,14 @@ docs/train.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._api.lazy import attach
+from ..errors import Unsupported
 
 if TYPE_CHECKING:
     from . import ops, sync
-    from .backend.tensorflow.data import shard
+    from .backend.data import shard
     from .backend.tensorflow.optimizer import GradientTape
     from .costs import statistics, trace
     from .embeddings.explain import explain
@@ -60,7 +61,7 @@ __all__ = [
 
 _HOMES = {
     "": "ops sync",
-    "backend.tensorflow.data": "shard",
+    "backend.data": "shard",
     "backend.tensorflow.optimizer": "GradientTape",
     "costs": "statistics trace",
     "embeddings.explain": "explain",
@@ -73,5 +74,29 @@ _HOMES = {
     "run.session": "Session init local_rank rank shutdown size",
     "tensor_parallel.model": "split",
 }
+# Where Keras runs on PyTorch.
+_ON_TORCH = {"keras.on_torch": "broadcast_variables callbacks distribute on_rank_0"}
+_EVERYWHERE = "Session init local_rank rank shard shutdown size statistics sync trace"
+
+
+def _on_torch(name: str) -> bool:
+    """Tell whether a name has another home on PyTorch. Raises Unsupported if it has none there."""
+    if name not in __all__ or name in _EVERYWHERE.split():
+        return False
+    from .backend.base import framework
+
+    if framework() != "torch":
+        return False
+    if not any(name in names.split() for names in _ON_TORCH.values()):
+        raise Unsupported(
+            f"rdmatensor.train.{name} needs KERAS_BACKEND=tensorflow, and Keras runs on PyTorch",
+            "UNSUPPORTED",
+        )
+    return True
+
+
 if not TYPE_CHECKING:
-    __getattr__ = attach(__name__, _HOMES)
+    _homes = attach(__name__, _HOMES), attach(__name__, _ON_TORCH)
+
+    def __getattr__(name: str) -> Any:
+        return _homes[_on_torch(name)](name)

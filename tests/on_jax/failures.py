@@ -47,6 +47,14 @@ def failure(devices: list[Any]) -> None:
         print(f"{RANK} has {result}", flush=True)
 
 
+def wait_for(*ranks: int) -> None:
+    """Wait until these processes have come here, which `touch` a file."""
+    end = time.monotonic() + 60
+    while not all(Path(sys.argv[3], str(rank)).exists() for rank in ranks):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 everybody = jax.devices()
 assert total(everybody) == 111.0
 if sys.argv[1] == "split":
@@ -54,10 +62,7 @@ if sys.argv[1] == "split":
         failure(everybody[:2])
         failure(everybody[:2])
         Path(sys.argv[3], str(RANK)).touch()
-    end = time.monotonic() + 60
-    while len(list(Path(sys.argv[3]).iterdir())) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(0, 1)
     assert total(everybody) == 111.0  # nothing is wrong with what was connected before
     print(f"{RANK} goes on", flush=True)
     sys.exit(0)
@@ -69,5 +74,7 @@ if RANK == 1:
     raise ValueError("no more data")
 failure(everybody)
 failure(everybody)
+Path(sys.argv[3], str(RANK)).touch()
+wait_for(0, 2)  # JAX ends a process whose coordinator, which is in process 0, is gone
 sys.stdout.flush()
 os._exit(0)  # JAX would wait for process 1

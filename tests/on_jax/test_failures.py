@@ -55,9 +55,9 @@ def said(process: subprocess.Popen[str]) -> str:
         ("raise", "rank 1 ended with ValueError: no more data"),
     ],
 )
-def test_a_process_ends(way: str, cause: str) -> None:
+def test_a_process_ends(way: str, cause: str, tmp_path: Path) -> None:
     """The others fail at once, not after the deadline, and so does what they try afterwards."""
-    with processes(way, "60") as started:
+    with processes(way, "60", str(tmp_path)) as started:
         for rank in (0, 2):
             text = said(started[rank])
             failures = re.findall(rf"{rank} failed after ([\d.]+) s: (.*)", text)

@@ -89,9 +89,17 @@ class Backend(ABC):
         """
 
 
+def framework() -> str:
+    """Return the name of Keras's backend: "tensorflow", "torch" or "jax". It imports Keras."""
+    with needed_by("rdmatensor.train"):
+        import keras
+    return str(keras.config.backend())
+
+
 @cache
 def backend() -> Backend:
-    """Return the framework that trains."""
+    """Return the framework that trains: PyTorch if Keras runs on it, and else TensorFlow."""
+    name, kind = ("torch", "PyTorch") if framework() == "torch" else ("tensorflow", "TensorFlow")
     with needed_by("rdmatensor.train"):
-        found: Backend = import_module(f"{__package__}.tensorflow.backend").TensorFlow()
+        found: Backend = getattr(import_module(f"{__package__}.{name}.backend"), kind)()
     return found

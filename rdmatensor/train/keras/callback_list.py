@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at the list that Keras calls callbacks in: its order, the files they write, the weights they swap."""
+"""Look at the list that Keras calls callbacks in: its order, and the files they write."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ import keras
 import numpy as np
 
 from ...errors import UsageError
-from ..backend import mixin
-from ..backend.optimizers import sync_of
-from ..backend.tensorflow import operations
-from ..backend.tensorflow.optimizer import hooks_of
+from ..backend.base import backend
 from ..run.session import Session
 
 
@@ -51,7 +48,7 @@ def refuse_common(run: Session, files: list[str], most: int) -> None:
         return
     marks = [crc32(each.encode()) for each in files]
     mine = np.array([marks + [-1] * (most - len(marks))], np.int64)
-    rows = operations.all_gather(run, mine, "files that callbacks write").numpy()
+    rows = backend().all_gather(run, mine, "files that callbacks write")
     of_ranks = [{mark for mark in row.tolist() if mark >= 0} for row in rows]
     for mark in set[int]().union(*of_ranks):
         ranks = [rank for rank, found in enumerate(of_ranks) if mark in found]
@@ -61,23 +58,3 @@ def refuse_common(run: Session, files: list[str], most: int) -> None:
                 f"callbacks of ranks {ranks} write one file{': ' if names else ''}{''.join(names[:1])}. Give "
                 "rt.on_rank_0(callback) to all processes, or a path of its own to each"
             )
-
-
-def swap_whole(callback: Any) -> None:
-    """Let SwapEMAWeights act on whole weights where averages are in strips.
-
-    Other callbacks stay as they are.
-    """
-    if isinstance(callback, keras.callbacks.SwapEMAWeights):
-        mixin.add(callback, _WholeSwap)
-
-
-class _WholeSwap:
-    """The class that lies in front of SwapEMAWeights, which would swap what the optimizer updates: strips."""
-
-    model: Any
-
-    def _swap_variables(self) -> None:
-        optimizer = self.model.optimizer
-        with hooks_of(sync_of(optimizer)).changed(optimizer):
-            super()._swap_variables()  # type: ignore[misc]

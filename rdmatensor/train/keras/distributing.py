@@ -42,7 +42,7 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
         )
     if keras.backend.backend() != "tensorflow":
         raise UsageError(
-            f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow, because the operations "
+            f"Keras runs on {keras.backend.backend()}, where keras.distribution.DataParallel averages gradients, over "
             "are TensorFlow's"
         )
     if _is_distributed(optimizer):

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.data import agree, arrays_of
+from ..backend.rows import Batches, rows_of
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.data import agree, arrays_of
-from ..backend.tensorflow.rows import Batches, rows_of
 from ..run.session import Session, current
 from . import metrics
 

@@ -29,10 +29,11 @@ from ..run.session import Session
 from ..sync.base import Parameters, Synchronizer
 from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
-from .callback_list import files_of, list_of, refuse_common, swap_whole
+from .callback_list import files_of, list_of, refuse_common
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
 from .uneven import Uneven
+from .whole_swap import swap_whole
 
 
 class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]

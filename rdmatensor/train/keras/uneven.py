@@ -13,12 +13,12 @@ import tensorflow as tf
 from ...errors import UsageError
 from ..backend.interim import until_fit_ends
 from ..backend.optimizers import sync_of
+from ..backend.rows import count_of
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import label
 from ..backend.tensorflow.equal import differing
 from ..backend.tensorflow.optimizer import averages_gradients
 from ..backend.tensorflow.parts import part_of
-from ..backend.tensorflow.rows import count_of
 from ..backend.tensorflow.weighing import Presence
 from ..run.session import Session
 from .callback_list import list_of

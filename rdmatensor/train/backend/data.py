@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from ....errors import UsageError
-from ...run.session import Session, current
-from . import operations
-from .order import Order
-from .rows import Batches, as_arrays, count_of, every, marks_of, rows_of
+from ...errors import UsageError
+from ..run.session import Session, current
+from .base import backend
+from .rows import Batches, as_arrays, count_of, every, marks_of, rounds, rows_of
 
 
 def shard(data: Any, remainder: bool = False) -> Any:
@@ -35,16 +34,19 @@ def shard(data: Any, remainder: bool = False) -> Any:
     processes, and if there is less than one element for each process.
     """
     run = current()
-    if isinstance(data, tf.data.Dataset):
-        return _of_dataset(run, data, remainder)
+    if is_dataset(data):
+        from .tensorflow.datasets import shard_dataset
+
+        agree(run, data)
+        return shard_dataset(data, run.rank, run.size, remainder)
     if isinstance(data, keras.utils.PyDataset):
         return _of_batches(run, data, remainder)
     if isinstance(data, Iterator):
         return every(data, run.rank, run.size, remainder)
     data, count = arrays_of(data)
     agree(run, data)
-    rows = slice(run.rank, _rounds(count, run.size, remainder), run.size)
-    return tf.nest.map_structure(lambda each: rows_of(each, rows), data)
+    rows = slice(run.rank, rounds(count, run.size, remainder), run.size)
+    return keras.tree.map_structure(lambda each: rows_of(each, rows), data)
 
 
 def arrays_of(data: Any) -> tuple[Any, int]:
@@ -59,7 +61,7 @@ def arrays_of(data: Any) -> tuple[Any, int]:
             "sampler=DistributedSampler(dataset, rt.size(), rt.rank(), drop_last=True), and no shard()"
         )
     data = as_arrays(data)
-    counts = {count_of(each) for each in tf.nest.flatten(data) if each is not None}
+    counts = {count_of(each) for each in keras.tree.flatten(data) if each is not None}
     if len(counts) != 1 or -1 in counts:
         raise UsageError(
             "shard() takes a tf.data.Dataset, a keras.utils.PyDataset, an iterator, or arrays with equally "
@@ -69,6 +71,12 @@ def arrays_of(data: Any) -> tuple[Any, int]:
     return data, counts.pop()
 
 
+def is_dataset(data: Any) -> bool:
+    """Return whether this is a tf.data.Dataset."""
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(data, tf.data.Dataset)
+
+
 def agree(run: Session, data: Any) -> None:
     """Raise UsageError in all processes if they have different data, or another order of it.
 
@@ -76,15 +84,19 @@ def agree(run: Session, data: Any) -> None:
     """
     if run.size == 1 or run.returns:
         return
-    order = Order(data) if isinstance(data, tf.data.Dataset) else None
-    if order is None:
-        arrays = [each for each in tf.nest.flatten(data) if each is not None]
-        kind: list[Any] = [(count_of(each), str(getattr(each, "dtype", ""))) for each in arrays]
-    else:
+    why_not: str | None = None
+    if is_dataset(data):
+        from .tensorflow.order import Order
+
+        order = Order(data)
         arrays = [each for each in order.sources if count_of(each) >= 0]
-        kind = [str(data.element_spec), int(data.cardinality()), *order.seeds, order.why_not]
-    mine = tf.constant([[crc32(repr(kind).encode()), *marks_of(arrays)]], tf.float64)
-    found = operations.all_gather(run, mine, "the data that shard() gets").numpy()
+        why_not = order.why_not
+        kind: list[Any] = [str(data.element_spec), int(data.cardinality()), *order.seeds, why_not]
+    else:
+        arrays = [each for each in keras.tree.flatten(data) if each is not None]
+        kind = [(count_of(each), str(getattr(each, "dtype", ""))) for each in arrays]
+    mine = np.array([[crc32(repr(kind).encode()), *marks_of(arrays)]], np.float64)
+    found = backend().all_gather(run, mine, "the data that shard() gets")
     # A machine may have computed other last bits.
     scale = np.abs(found[:, 1:]).max() * 1e-3
     others = [
@@ -98,47 +110,17 @@ def agree(run: Session, data: Any) -> None:
             "rows would repeat and others be missed: load and shuffle alike in all processes (one seed, "
             "sorted file names), or divide the data yourself"
         )
-    if order is not None and order.why_not:
-        raise UsageError(order.why_not)
-
-
-def _of_dataset(run: Session, data: Any, remainder: bool) -> Any:
-    agree(run, data)
-    rank, size = run.rank, run.size
-    count = int(data.cardinality())
-    if remainder or count == tf.data.INFINITE_CARDINALITY:
-        return data.shard(size, rank)
-    if count != tf.data.UNKNOWN_CARDINALITY:
-        return data.take(_rounds(count, size)).shard(size, rank)
-
-    # Nobody knows how many there are, so each element waits until its round is complete.
-    def pick(*window: Any) -> Any:
-        elements = window[0] if len(window) == 1 else window
-        return tf.data.Dataset.zip(
-            tf.nest.map_structure(lambda each: each.skip(rank).take(1), elements)
-        )
-
-    return data.window(size, drop_remainder=True).flat_map(pick)
+    if why_not:
+        raise UsageError(why_not)
 
 
 def _of_batches(run: Session, data: Any, remainder: bool) -> Any:
     count = data.num_batches
     if count is not None:
-        count = (_rounds(count, run.size, remainder) - run.rank + run.size - 1) // run.size
+        count = (rounds(count, run.size, remainder) - run.rank + run.size - 1) // run.size
     seed = random.getrandbits(31)
     if run.size > 1 and not run.returns:
-        seed = int(operations.broadcast(run, tf.constant(seed, tf.int64), 0, "the seed of batches"))
-    return Batches(data, run.rank, run.size, count, seed)
-
-
-def _rounds(count: int, size: int, remainder: bool = False) -> int:
-    """Return how many elements the processes take together.
-
-    Raises UsageError if that is less than one each.
-    """
-    if count < size:
-        raise UsageError(
-            f"there are {count} elements for {size} processes: each needs at least one; shard before "
-            "batching, or start fewer processes"
+        seed = int(
+            backend().broadcast(run, np.array([seed], np.int64), 0, "the seed of batches")[0]
         )
-    return count if remainder else count // size * size
+    return Batches(data, run.rank, run.size, count, seed)

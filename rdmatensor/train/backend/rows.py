@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -12,7 +13,8 @@ from zlib import crc32
 
 import keras
 import numpy as np
-import tensorflow as tf
+
+from ...errors import UsageError
 
 # So many rows of an array tell whether it has the same order in all processes.
 _SAMPLED = 16
@@ -22,7 +24,7 @@ def as_arrays(data: Any) -> Any:
     """Return the data with arrays in place of lists of numbers or strings, which fit() takes for inputs."""
 
     def convert(each: Any) -> Any:
-        leaves = tf.nest.flatten(each)
+        leaves = keras.tree.flatten(each)
         if not isinstance(each, list) or any(not np.isscalar(leaf) for leaf in leaves):
             return None
         return np.array(each)
@@ -32,7 +34,8 @@ def as_arrays(data: Any) -> Any:
 
 def count_of(each: Any) -> int:
     """Return how many rows an array has; -1 if it is none."""
-    if isinstance(each, tf.RaggedTensor):
+    tf = _tensorflow_of(each)
+    if tf and isinstance(each, tf.RaggedTensor):
         return int(each.nrows())
     shape = getattr(each, "shape", None)
     return int(shape[0]) if shape is not None and len(shape) else -1
@@ -42,16 +45,22 @@ def rows_of(each: Any, rows: slice | Any) -> Any:
     """Return some rows of an array: a slice, or an array of their numbers, which ascend."""
     if each is None:
         return None
-    if isinstance(each, tf.SparseTensor):
-        return _sparse_rows(each, np.arange(count_of(each))[rows])
-    if tf.is_tensor(each) and not isinstance(rows, slice):
+    tf = _tensorflow_of(each)
+    if tf and isinstance(each, tf.SparseTensor):
+        return _sparse_rows(tf, each, np.arange(count_of(each))[rows])
+    if tf and not isinstance(rows, slice):
         return tf.gather(each, rows)
     if hasattr(each, "tocsr"):  # of SciPy, where not every format has rows
         return each.tocsr()[rows]
     return each.iloc[rows] if hasattr(each, "iloc") else each[rows]
 
 
-def _sparse_rows(each: Any, rows: Any) -> Any:
+def _tensorflow_of(each: Any) -> Any:
+    """Return TensorFlow if this is a tensor of it, and else None. Keras may run without it."""
+    return sys.modules["tensorflow"] if type(each).__module__.startswith("tensorflow.") else None
+
+
+def _sparse_rows(tf: Any, each: Any, rows: Any) -> Any:
     places = np.full(count_of(each), -1)
     places[rows] = np.arange(len(rows))
     indices = each.indices.numpy()
@@ -79,9 +88,10 @@ def marks_of(arrays: list[Any]) -> Any:
 
 
 def _dense(rows: Any) -> Any:
-    if isinstance(rows, tf.SparseTensor):
+    tf = _tensorflow_of(rows)
+    if tf and isinstance(rows, tf.SparseTensor):
         return tf.sparse.to_dense(rows).numpy()
-    if isinstance(rows, tf.RaggedTensor):
+    if tf and isinstance(rows, tf.RaggedTensor):
         return [np.array(row, dtype=object) for row in rows.to_list()]
     return rows.toarray() if hasattr(rows, "toarray") else np.asarray(rows)
 
@@ -94,6 +104,19 @@ def _mark(row: Any) -> float:
     words = [each.decode() if isinstance(each, bytes) else str(each) for each in np.ravel(row)]
     # Files may lie in other folders on other hosts.
     return crc32(repr([word.rpartition("/")[2] for word in words]).encode()) / 2**32
+
+
+def rounds(count: int, size: int, remainder: bool = False) -> int:
+    """Return how many elements the processes take together.
+
+    Raises UsageError if that is less than one each.
+    """
+    if count < size:
+        raise UsageError(
+            f"there are {count} elements for {size} processes: each needs at least one; shard before "
+            "batching, or start fewer processes"
+        )
+    return count if remainder else count // size * size
 
 
 class Batches(keras.utils.PyDataset):  # type: ignore[misc]

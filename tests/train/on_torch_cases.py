@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of Keras on PyTorch for test_on_torch.py: on_torch_cases.py CASES, of which each prints a line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import numpy as np
+
+import rdmatensor
+import rdmatensor.train as rt
+
+BATCH, STEPS, EPOCHS = 8, 4, 2
+KILLED = 3
+
+
+def data(seed: int = 0) -> tuple[Any, Any]:
+    x = np.random.default_rng(seed).normal(size=(BATCH * STEPS * rt.size(), 6)).astype("float32")
+    return x, x.sum(-1, keepdims=True)
+
+
+def model(optimizer: Any, *more: Any, seed: int = 1) -> Any:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((6,)), keras.layers.Dense(12, activation="tanh"), *more]
+    built = keras.Sequential([*layers, keras.layers.Dense(1)])
+    built.compile(optimizer, loss="mse", metrics=["mae"])
+    return built
+
+
+def weights(of: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(each) for each in of.get_weights()])
+
+
+def fit(of: Any, *callbacks: Any, **more: Any) -> dict[str, Any]:
+    of_process = rt.shard(data())
+    named = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0} | more
+    given = [*rt.callbacks(), *callbacks]
+    history: dict[str, Any] = of.fit(*of_process, callbacks=given, **named).history
+    return history
+
+
+def alone(optimizer: Any) -> tuple[Any, dict[str, Any]]:
+    """One process with the batches of all, without us."""
+    of = model(optimizer)
+    named = {"batch_size": BATCH * rt.size(), "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    return weights(of.fit(*data(), **named).model), of.history.history
+
+
+def of_all(values: Any) -> np.ndarray:
+    """One after the other."""
+    group = rt.init().group
+    assert group is not None
+    return group.all_gather(values)
+
+
+def everywhere(values: Any) -> None:
+    """All processes have these."""
+    rows = of_all(np.asarray(values)[None])
+    np.testing.assert_array_equal(rows, rows[:1].repeat(rt.size(), 0))
+
+
+def fails(kind: type[Exception], words: str, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except kind as error:
+        assert words in str(error), error
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def equal() -> None:
+    for make in (
+        lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+        lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+    ):
+        expected, logs = alone(make())
+        of = model(rt.distribute(make(), rt.sync.AllReduce(bucket_bytes=100)), seed=1 + rt.rank())
+        history = fit(of)
+        everywhere(weights(of))
+        np.testing.assert_allclose(weights(of), expected, atol=1e-5)
+        for name, values in logs.items():
+            np.testing.assert_allclose(history[name], values, rtol=1e-4)
+
+
+def synchronizers() -> None:
+    expected, _ = alone(keras.optimizers.SGD(0.05))
+    for sync, tolerance in (
+        (rt.sync.LocalSGD(1), 1e-5),
+        (rt.sync.LocalSGD(3), 0.2),
+        (rt.sync.DiLoCo(4), 1.0),
+        (rt.sync.AllReduce(compression="bfloat16"), 0.05),
+        (rt.sync.TopK(0.5), 1.0),
+    ):
+        of = model(rt.distribute(keras.optimizers.SGD(0.05), sync))
+        history = fit(of, validation_data=data(1))
+        everywhere(weights(of))
+        everywhere(history["val_loss"])
+        np.testing.assert_allclose(weights(of), expected, atol=tolerance)
+        assert history["loss"][-1] < history["loss"][0], (type(sync), history)
+
+
+def statistics() -> None:
+    """Of batches and of dropout: averaged, and different."""
+    dropped = keras.layers.Dropout(0.5)
+    of = model(rt.distribute("sgd"), keras.layers.BatchNormalization(), dropped)
+    fit(of)
+    everywhere(weights(of))
+    own = int(dropped.seed_generator.state.numpy()[0])
+    assert len(set(of_all(np.array([own])).tolist())) == rt.size()
+
+
+def stops() -> None:
+    """Also if one process only does."""
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = rt.rank() == 1
+
+    history = fit(model(rt.distribute("sgd")), Stops(), epochs=5)
+    assert len(history["loss"]) == 1
+
+
+def data_sets() -> None:
+    """Batches that a program makes, and rows of tensors."""
+    import torch
+
+    class Numbers(keras.utils.PyDataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 6), index), np.full((2, 1), index)
+
+    found = [int(x[0, 0]) for x, _ in (rt.shard(Numbers())[i] for i in range(2))]
+    assert found == [rt.rank(), rt.rank() + rt.size()]
+    assert rt.shard(torch.arange(5)).tolist() == [rt.rank(), rt.rank() + rt.size()]
+    fails(rdmatensor.UsageError, "other data", lambda: rt.shard(np.arange(6) + 100 * rt.rank()))
+
+
+def misuse() -> None:
+    usage = rdmatensor.UsageError
+    fails(usage, "is not distributed", lambda: fit(model("sgd")))
+    of = model(rt.distribute("sgd"), seed=1 + rt.rank())
+    fails(usage, "begin with different weights", lambda: of.train_on_batch(*data()))
+    rt.broadcast_variables(of)
+    of.train_on_batch(*rt.shard(data()))
+    steps = rt.distribute("sgd")
+    fails(usage, "batches in an epoch", lambda: fit(model(steps), steps_per_epoch=1 + rt.rank()))
+    rates = rt.distribute("sgd")
+
+    class Differs(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.1 * (1 + rt.rank())
+
+    fails(usage, "learning rates differ", lambda: fit(model(rates), Differs()))
+    differs = rt.distribute(keras.optimizers.SGD(0.1, momentum=0.1 * rt.rank()))
+    fails(rdmatensor.RdmaError, "momentum", lambda: fit(model(differs)))
+    fails(rdmatensor.Unsupported, "backup", lambda: rt.callbacks(backup="folder"))
+    fails(rdmatensor.Unsupported, "evaluate", lambda: rt.evaluate)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        uneven = model(rt.distribute("sgd"))
+        x, y = data()
+        rows = slice(0, 2 * (BATCH - rt.rank()))
+        named: dict[str, Any] = {"batch_size": BATCH - rt.rank(), "verbose": 0}
+        uneven.fit(x[rows], y[rows], callbacks=rt.callbacks(), **named)
+    assert any("14 to 16 examples" in str(each.message) for each in said), said
+
+
+def lost() -> None:
+    """A process that leaves in the middle ends the others' fit with an error that names it."""
+
+    class Leaves(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if rt.rank() == 1 and batch == 2:
+                rt.shutdown()
+                print("left has ended", flush=True)
+                os._exit(0)
+
+    of = model(rt.distribute("sgd"))
+    fails(rdmatensor.ConnectionFailure, "member 1", lambda: fit(of, Leaves()))
+
+
+def main() -> None:
+    """Run the cases."""
+    rt.init(timeout=60.0)
+    for name in sys.argv[1].split():
+        globals()[name]()
+        print(f"{name} has ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()
