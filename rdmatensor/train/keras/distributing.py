@@ -42,8 +42,8 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
         )
     if keras.backend.backend() != "tensorflow":
         raise UsageError(
-            f"Keras runs on {keras.backend.backend()}, where keras.distribution.DataParallel averages gradients, over "
-            "are TensorFlow's"
+            f"Keras runs on {keras.backend.backend()}: keras.distribution.DataParallel averages gradients "
+            "there, over rdmatensor if `rdmatensor launch --jax` starts the program"
         )
     if _is_distributed(optimizer):
         raise UsageError(f"{optimizer.name} is distributed already: call distribute() once for it")
