@@ -242,6 +242,10 @@ def short_queue(setting: Any) -> None:
     setting("NOTIFY_QUEUE_BYTES", "1M")
 
 
+# Linux's SoftRoCE waits for up to 50 s for what uses a queue pair, and the process with it.
+END_S = 120
+
+
 def start(*words: str | Path) -> subprocess.Popen[str]:
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *words], **pipes)
@@ -255,12 +259,13 @@ def end_all(running: dict[str, subprocess.Popen[str]]) -> None:
         if ENDS[how][0]:
             process.send_signal(ENDS[how][0])
     for how, process in running.items():
-        _, errors = process.communicate(timeout=40)
+        _, errors = process.communicate(timeout=END_S)
         assert process.returncode == ENDS[how][1], (how, errors)
         assert "Fatal" not in errors and "terminate called" not in errors, (how, errors)
 
 
 # In a guest of the lab a Python takes many seconds to start.
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "ways",
     [
