@@ -111,11 +111,16 @@ def _results(model: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in found.items():
         flat.update(value if isinstance(value, dict) else {name: value})
-    return {name: np.asarray(each) for name, each in flat.items() if _is_number(each)}
+    return {name: _array(each) for name, each in flat.items() if _is_number(each)}
 
 
 def _is_number(value: Any) -> bool:
-    return np.asarray(value).dtype.kind in "biuf"
+    return _array(value).dtype.kind in "biuf"
+
+
+def _array(value: Any) -> _Array:
+    """Return a tensor, also of a GPU, or something else as an array."""
+    return np.asarray(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value)
 
 
 def _not_added(model: Any) -> set[int]:
