@@ -76,7 +76,7 @@ _HOMES = {
 }
 # Where Keras runs on PyTorch.
 _ON_TORCH = {"keras.on_torch": "broadcast_variables callbacks distribute on_rank_0"}
-_EVERYWHERE = "Session init local_rank rank shard shutdown size statistics sync trace"
+_EVERYWHERE = "Session init local_rank rank shard shutdown size sync"
 
 
 def _on_torch(name: str) -> bool:
