@@ -152,6 +152,7 @@ raises(invalid, lambda: hvd.alltoall(x), "splits")
 raises(Unsupported, lambda: hvd.allreduce(x, op=hvd.Adasum), "op=Average")
 raises(Unsupported, hvd.join, "uneven=True")
 raises(Unsupported, lambda: hvd.elastic, "start all again")
+assert not hasattr(hvd, "elastic")
 raises(NotImplementedError, lambda: hvd.allreduce(slices, op=hvd.Max))
 same(hvd.allreduce(x), 1.5 * one)
 

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import keras as _keras
 
+from ..absent import refuse as _refuse
 from ..reductions import Adasum, Average, HorovodInternalError, Max, Min, Product, Sum
-from .absent import refuse as _refuse
 from .compression import Compression
 from .functions import (
     allgather_object,

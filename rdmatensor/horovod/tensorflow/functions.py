@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +12,9 @@ import tensorflow as tf
 from ...train.backend.tensorflow import equal, operations
 from ...train.backend.tensorflow.agree import label
 from ...train.run.session import current
+from ..pickles import dumps, loads
 from .operations import allgather, broadcast
 from .process import ProcessSet, global_process_set, internal_errors, members_of, rank
-
-try:
-    from cloudpickle import dumps  # type: ignore[import-untyped]  # which also takes functions of the main program
-except ImportError:
-    from pickle import dumps
 
 
 @operations.no_autograph
@@ -63,7 +58,7 @@ def broadcast_object(
     )
     sent = tf.constant(data) if here else tf.zeros(size, tf.uint8)
     found = broadcast(sent, root_rank, f"{called}.data", process_set=process_set)
-    return obj if here else pickle.loads(found.numpy().tobytes())
+    return obj if here else loads(found.numpy().tobytes())
 
 
 def broadcast_object_fn(
@@ -90,4 +85,4 @@ def allgather_object(
     )
     every = allgather(tf.constant(data), f"{called}.data", process_set=process_set).numpy()
     ends = np.cumsum(sizes.numpy())
-    return [pickle.loads(each.tobytes()) for each in np.split(every, ends[:-1])]
+    return [loads(each.tobytes()) for each in np.split(every, ends[:-1])]

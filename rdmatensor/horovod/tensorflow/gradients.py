@@ -22,9 +22,10 @@ from ...train.keras.distributing import distribute
 from ...train.keras.optimizers import distributed
 from ...train.run.session import Session
 from ...train.sync.base import Gradients
+from ..absent import refuse_adasum
 from ..reductions import Average, ReduceOp, Sum, chosen
 from .compression import Compression
-from .operations import grouped_allreduce, refuse_adasum
+from .operations import grouped_allreduce
 from .process import ProcessSet, global_process_set, internal_errors, members_of
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from ...errors import Unsupported, UsageError
 from ...train.backend.tensorflow import operations, ragged
 from ...train.backend.tensorflow.operations import no_autograph
+from ..absent import refuse_adasum
 from ..reductions import Average, ReduceOp, Sum, chosen
 from .compression import Compression
 from .process import ProcessSet, global_process_set, internal_errors, members_of
@@ -40,14 +41,6 @@ def _operation(function: _Function) -> _Function:
             return function(*arguments, **named)
 
     return no_autograph(run)  # type: ignore[return-value]
-
-
-def refuse_adasum(op: ReduceOp) -> None:
-    """Raise Unsupported for Adasum."""
-    if op == ReduceOp.ADASUM:
-        raise Unsupported(
-            "Adasum is not there: use op=Average, and warm the rate up", "UNSUPPORTED"
-        )
 
 
 def scaled(tensor: Any, factor: float) -> Any:

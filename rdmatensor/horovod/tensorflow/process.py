@@ -13,12 +13,37 @@ import tensorflow as tf
 from ...errors import Cancelled, ConnectionFailure, DeadlineExceeded, Unsupported, UsageError
 from ...train import costs
 from ...train.run import session
-from ...train.run.membership import Membership
 from ...train.run.session import rank, size
 from ...train.run.subgroup import Subgroup, gather_texts
+from .. import process_sets as sets
+from ..builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from ..reductions import HorovodInternalError
 
-__all__ = ["rank", "size"]
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "size",
+]
 
 _LOSSES = (
     *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError),
@@ -35,51 +60,23 @@ def internal_errors() -> Iterator[None]:
         raise HorovodInternalError(str(error)) from error
 
 
-class ProcessSet:
+_world = sets.World(rank, size)
+
+
+class ProcessSet(sets.ProcessSet):
     """Some of the processes, which run operations together. add_process_set makes the group of them.
 
     Not thread-safe.
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self.ranks: list[int] = sorted(ranks)
-        self.process_set_id: int | None = None
-        self.members: Membership | None = None
-
-    def size(self) -> int | None:
-        """Return how many processes it has; None before it is added."""
-        return None if self.process_set_id is None else len(self.ranks)
-
-    def rank(self) -> int | None:
-        """Return the number of this process in it; None before it is added, or if this process is in none."""
-        if self.process_set_id is None or not self.included():
-            return None
-        return self.ranks.index(rank())
-
-    def included(self) -> bool:
-        """Return whether this process is in it."""
-        return rank() in self.ranks
-
-    def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+    world = _world
 
 
-class _Global(ProcessSet):
+class _Global(sets.Everybody, ProcessSet):
     """All processes."""
-
-    def __init__(self) -> None:
-        self.process_set_id = 0
-
-    @property
-    def ranks(self) -> list[int]:  # type: ignore[override]
-        """All ranks; none before init()."""
-        return list(range(size())) if is_initialized() else []
 
 
 global_process_set: ProcessSet = _Global()
-_sets: dict[int, ProcessSet] = {}
-_added = 0
-_hosts: list[str] = []
 _timeline = ExitStack()
 
 
@@ -99,61 +96,25 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                 "of them with add_process_set",
                 "UNSUPPORTED",
             )
-        if not _hosts:
+        if not _world.hosts:
             host = socket.gethostname()
-            _hosts[:] = [host] if run.group is None else gather_texts(run, host)
+            _world.hosts[:] = [host] if run.group is None else gather_texts(run, host)
         for each in process_sets or () if not isinstance(process_sets, str) else ():
             add_process_set(each)
 
 
 def shutdown() -> None:
     """Leave the other processes. init() joins them again, without the process sets."""
-    for each in _sets.values():
-        each.process_set_id = each.members = None
-    _sets.clear()
-    _hosts.clear()
+    _world.forget()
     session.shutdown()
 
 
-def is_initialized() -> bool:
-    """Return whether this process has joined the others."""
-    return bool(_hosts)
-
-
-def _on_host(number: int) -> list[int]:
-    session.current()
-    return [each for each, host in enumerate(_hosts) if host == _hosts[number]]
-
-
-def local_rank() -> int:
-    """Return the number of this process among those of its host."""
-    return _on_host(rank()).index(rank())
-
-
-def local_size() -> int:
-    """Return how many processes this host has."""
-    return len(_on_host(rank()))
-
-
-def _across() -> list[int]:
-    """Return the processes that have this one's place on their hosts."""
-    place = _on_host(rank()).index(rank())
-    return [each for each in range(size()) if _on_host(each).index(each) == place]
-
-
-def cross_rank() -> int:
-    """Return the number of this process among those with the same place on their hosts."""
-    return _across().index(rank())
-
-
-def cross_size() -> int:
-    """Return how many hosts have a process in this one's place."""
-    return len(_across())
-
-
-def is_homogeneous() -> bool:
-    """Return whether all hosts have equally many processes."""
-    return len({_hosts.count(each) for each in _hosts}) == 1
+is_initialized = _world.is_initialized
+local_rank = _world.local_rank
+local_size = _world.local_size
+cross_rank = _world.cross_rank
+cross_size = _world.cross_size
+is_homogeneous = _world.is_homogeneous
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
@@ -181,8 +142,8 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     return tf.constant(int(_set_of(process_set_id).included()), tf.int32, name=name)
 
 
-def _set_of(number: int) -> ProcessSet:
-    found = global_process_set if number == 0 else _sets.get(number)
+def _set_of(number: int) -> sets.ProcessSet:
+    found = global_process_set if number == 0 else _world.sets.get(number)
     if found is None:
         raise UsageError(f"there is no process set {number}: add_process_set adds one")
     return found
@@ -193,30 +154,21 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
     Raises UsageError if ranks do not exist, or if there is a set of the same ones.
     """
-    global _added
-    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    added = sets.made(ProcessSet, process_set)
     run = session.current()
-    if (
-        not added.ranks
-        or len({*added.ranks}) < len(added.ranks)
-        or not {*added.ranks} <= {*run.ranks}
-    ):
-        raise UsageError(f"{added}: give different ranks, 0 to {run.size - 1}")
-    if added.ranks in [each.ranks for each in (*_sets.values(), global_process_set)]:
-        raise UsageError(f"there is a process set of these ranks already: {added.ranks}")
-    _added += 1
+    _world.check(added)
+    _world.added += 1
+    members: Any = run
     with internal_errors():
         if run.group is not None:
             assert run.device is not None
-            name = f"rdmatensor.horovod.{_added} of {added.ranks}"
+            name = f"rdmatensor.horovod.{_world.added} of {added.ranks}"
             run.group.barrier(timeout=run.timeout, detail=f"add_process_set: {name}")
             addresses = gather_texts(run, run.device.address)
+            members = None
             if run.rank in added.ranks:
-                added.members = Subgroup(run, added.ranks, addresses[added.ranks[0]], name)
-        else:
-            added.members = run
-    added.process_set_id = _added
-    _sets[_added] = added
+                members = Subgroup(run, added.ranks, addresses[added.ranks[0]], name)
+    _world.add(added, members)
     return added
 
 
@@ -224,13 +176,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Forget a set. All processes call it. Return whether it was there."""
     if process_set.process_set_id is None or process_set is global_process_set:
         return False
-    members = process_set.members
+    members = _world.remove(process_set)
     if isinstance(members, Subgroup):
         members.leave()
         if members in members.parts:
             members.parts.remove(members)
-    del _sets[process_set.process_set_id]
-    process_set.process_set_id = process_set.members = None
     return True
 
 
@@ -241,13 +191,7 @@ def members_of(process_set: ProcessSet) -> Any:
     """
     run = session.current()
     run.check()
-    if process_set is global_process_set:
-        return run
-    if process_set.process_set_id is None:
-        raise UsageError(f"{process_set}: call add_process_set in all processes first")
-    if process_set.members is None:
-        raise UsageError(f"rank {run.rank} is not in {process_set}: let its members call this only")
-    return process_set.members
+    return run if process_set is global_process_set else sets.members_of(process_set)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -258,24 +202,3 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 def stop_timeline() -> None:
     """End what start_timeline began, and write the file."""
     _timeline.close()
-
-
-def _no(name: str, does: str) -> Any:
-    def answer(*_: Any, **__: Any) -> bool:
-        return False
-
-    answer.__name__ = answer.__qualname__ = name
-    answer.__doc__ = f"Return False: {does}."
-    return answer
-
-
-mpi_built = _no("mpi_built", "tensors travel over rdmatensor, not over MPI")
-mpi_enabled = _no("mpi_enabled", "tensors travel over rdmatensor, not over MPI")
-mpi_threads_supported = _no("mpi_threads_supported", "there is no MPI")
-gloo_built = _no("gloo_built", "tensors travel over rdmatensor, not over gloo")
-gloo_enabled = _no("gloo_enabled", "tensors travel over rdmatensor, not over gloo")
-nccl_built = _no("nccl_built", "tensors of GPUs travel through the host's memory")
-ddl_built = _no("ddl_built", "there is no DDL")
-ccl_built = _no("ccl_built", "there is no oneCCL")
-cuda_built = _no("cuda_built", "operations act on the host's memory")
-rocm_built = _no("rocm_built", "operations act on the host's memory")

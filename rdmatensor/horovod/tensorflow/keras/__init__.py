@@ -15,6 +15,7 @@ import keras as _keras
 import tensorflow as _tf
 
 from ....errors import UsageError as _UsageError
+from ...absent import refuse as _refuse
 from .. import (
     Average,
     Compression,
@@ -50,7 +51,6 @@ from .. import (
 )
 from .. import gradients as _gradients
 from .. import operations as _operations
-from ..absent import refuse as _refuse
 from . import callbacks
 
 __all__ = [

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import Unsupported
+from ..errors import Unsupported
+from .reductions import ReduceOp
 
 _ABSENT = {
     "elastic": "processes cannot join or leave: start all again, and load what rank 0 has saved",
@@ -14,12 +15,24 @@ _ABSENT = {
 }
 
 
+class Absent(Unsupported, AttributeError):
+    """A name of Horovod's that is not here. hasattr() says so, too."""
+
+
 def refuse(module: str) -> Callable[[str], Any]:
-    """Return a __getattr__ for a module, which raises Unsupported with the remedy."""
+    """Return a __getattr__ for a module, which raises Absent with the remedy."""
 
     def get(name: str) -> Any:
         if name in _ABSENT:
-            raise Unsupported(f"{name} is not there: {_ABSENT[name]}", "UNSUPPORTED")
+            raise Absent(f"{name} is not there: {_ABSENT[name]}", "UNSUPPORTED")
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get
+
+
+def refuse_adasum(op: ReduceOp) -> None:
+    """Raise Unsupported for Adasum."""
+    if op == ReduceOp.ADASUM:
+        raise Unsupported(
+            "Adasum is not there: use op=Average, and warm the rate up", "UNSUPPORTED"
+        )
