@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +46,20 @@ class Calls:
         self._coalesced: list[Work] | None = None
         # Members compare shapes too, not only sizes.
         self._compares = dist.get_debug_level() == _DETAIL
+        self._compared = threading.local()
+
+    @contextmanager
+    def comparing(self, text: str) -> Iterator[None]:
+        """Let members compare `text` in each collective operation that this thread begins within the block.
+
+        If it differs, the operation fails at all of them, with an error that quotes the first line of both
+        that differs.
+        """
+        self._compared.text = text
+        try:
+            yield
+        finally:
+            del self._compared.text
 
     def run(
         self,
@@ -60,10 +75,12 @@ class Calls:
         """
         self.sequence += 1
         limit = self.limit_of(opts)
-        if self._compares:
-            shapes = [tuple(each.shape) for each in tensors]
+        text = getattr(self._compared, "text", None)
+        if self._compares and text is None:
+            text = f"{what} of {[tuple(each.shape) for each in tensors]}"
+        if text is not None:
             for part in parts:
-                part.arguments["detail"] = f"{what} of {shapes}"
+                part.arguments["detail"] = text
         if (
             opts.asyncOp
             or len(parts) != 1

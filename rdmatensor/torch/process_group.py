@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -126,6 +127,15 @@ class ProcessGroup(Operations, c10d.ProcessGroup):  # type: ignore[misc]
         number, self._barriers = self._barriers, self._barriers + 1
         store = dist.PrefixStore(self._unique, self._store)
         monitored_barrier(store, self._rank, self._size, number, limit, wait_all_ranks)
+
+    def comparing(self, text: str) -> AbstractContextManager[None]:
+        """Let members compare `text` in each collective operation that this thread begins within the block.
+
+        If it differs, such as names or shapes of the program, the operation fails at all of them with
+        DistBackendError, which quotes the first line of both that differs. Blocks do not nest. Tensors of
+        other backends are not compared.
+        """
+        return self._calls.comparing(text)
 
     @property
     def supports_window(self) -> bool:
