@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell which process this is, and form sets of processes, by Horovod's names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import Unsupported, UsageError
+from ...torch import ProcessGroup
+from ...train.run.roles import Role, role_of
+from .. import process_sets as sets
+from ..builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from ..reductions import HorovodInternalError
+
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
+_group: ProcessGroup | None = None
+_store: Any = None
+# How often this process has joined the others: each time they meet under other keys of the store.
+_joined = 0
+_created = False
+_profiler: Any = None
+_profile_path = ""
+
+
+class Disagreement(HorovodInternalError, UsageError):
+    """Processes have called different operations, or with other names, shapes or types. All get it."""
+
+
+@contextmanager
+def internal_errors() -> Iterator[None]:
+    """Raise HorovodInternalError where the operations of a process group fail within the block."""
+    try:
+        yield
+    except dist.DistBackendError as error:
+        if isinstance(error.__cause__, UsageError):
+            raise Disagreement(str(error)) from error
+        raise HorovodInternalError(str(error)) from error
+
+
+def rank() -> int:
+    """Return the number of this process, from 0. Raises UsageError before init()."""
+    return everybody().rank()
+
+
+def size() -> int:
+    """Return how many processes there are. Raises UsageError before init()."""
+    return everybody().size()
+
+
+def everybody() -> ProcessGroup:
+    """Return the process group of all processes. Raises UsageError before init()."""
+    if _group is None:
+        raise UsageError("this process has not joined the others: call init() first")
+    return _group
+
+
+_world = sets.World(rank, size)
+is_initialized = _world.is_initialized
+local_rank = _world.local_rank
+local_size = _world.local_size
+cross_rank = _world.cross_rank
+cross_size = _world.cross_size
+is_homogeneous = _world.is_homogeneous
+
+
+class ProcessSet(sets.ProcessSet):
+    """Some of the processes, which run operations together. add_process_set makes the group of them.
+
+    Not thread-safe.
+    """
+
+    world = _world
+
+
+class _Global(sets.Everybody, ProcessSet):
+    """All processes."""
+
+
+global_process_set: ProcessSet = _Global()
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the other processes. It blocks until all have called it; when called again, it does nothing.
+
+    It calls torch.distributed.init_process_group("rdmatensor"), with the rank that a launcher's variables
+    tell; a program without a launcher is alone. If the program has called init_process_group before, its
+    processes are those of Horovod, also with another backend. `process_sets` are added at once, if they are
+    given as a list. Raises Unsupported for a `comm` that is not all processes, UsageError if a launcher's
+    variables are incomplete, and HorovodInternalError if a process does not come.
+    """
+    global _group, _created
+    if is_initialized():
+        return
+    with internal_errors():
+        if not dist.is_initialized():
+            _join()
+            _created = True
+        world = dist.group.WORLD
+        found = world._get_backend(torch.device("cpu"))
+        if not isinstance(found, ProcessGroup):
+            found = dist.new_group(backend="rdmatensor")
+        _group = found
+        try:
+            _check(comm)
+            hosts: list[Any] = [None] * found.size()
+            dist.all_gather_object(hosts, socket.gethostname(), group=found)
+        except BaseException:
+            shutdown()
+            raise
+        _world.hosts[:] = hosts
+        for each in process_sets or () if not isinstance(process_sets, str) else ():
+            add_process_set(each)
+
+
+def _join() -> None:
+    """Make the default process group of torch of the processes that a launcher has started."""
+    global _store, _joined
+    # TF_CONFIG describes a cluster of TensorFlow, and launchers for torch set the other variables.
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    role = role_of(environment, None, None, None)
+    if _store is None:
+        _store = _meeting(role)
+    _joined += 1
+    store = dist.PrefixStore(f"rdmatensor.horovod {_joined}", _store)
+    dist.init_process_group("rdmatensor", store=store, rank=role.rank, world_size=role.size)
+
+
+def _meeting(role: Role) -> Any:
+    """Return the store where processes meet. It lasts as long as the process: others may be slow to leave."""
+    if not role.root:
+        return dist.HashStore()
+    host, _, port = role.root.rpartition(":")
+    os.environ.setdefault("MASTER_ADDR", host.strip("[]"))
+    os.environ.setdefault("MASTER_PORT", port)
+    store, _, _ = next(dist.rendezvous("env://", role.rank, role.size))
+    return store
+
+
+def _check(comm: Any) -> None:
+    if comm is not None and not (isinstance(comm, list) and comm == list(range(size()))):
+        raise Unsupported(
+            "init(comm=...): processes are those that a launcher starts: start these only, and form sets "
+            "of them with add_process_set",
+            "UNSUPPORTED",
+        )
+
+
+def shutdown() -> None:
+    """Leave the other processes. init() joins them again, without the process sets.
+
+    A process group that the program has made itself stays.
+    """
+    global _group, _created
+    groups = [each.members for each in _world.sets.values() if each.members is not None]
+    _world.forget()
+    group, _group = _group, None
+    if group is None or not dist.is_initialized():
+        return
+    if _created:
+        _created = False
+        dist.destroy_process_group()
+        return
+    for each in groups:
+        dist.destroy_process_group(each)
+    if group is not dist.group.WORLD:
+        dist.destroy_process_group(group)
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Form the group of some processes, and return the set. All processes call it, also those not in it.
+
+    Raises UsageError if ranks do not exist, or if there is a set of the same ones.
+    """
+    added = sets.made(ProcessSet, process_set)
+    group = everybody()
+    _world.check(added)
+    _world.added += 1
+    with internal_errors():
+        with group.comparing(f"add_process_set {_world.added}: {added.ranks}"):
+            dist.barrier(group, async_op=True).wait()
+        ranks = dist.get_process_group_ranks(group)
+        members = dist.new_group([ranks[each] for each in added.ranks], backend="rdmatensor")
+    _world.add(added, members if added.included() else None)
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Forget a set. All processes call it. Return whether it was there."""
+    if process_set.process_set_id is None or process_set is global_process_set:
+        return False
+    members = _world.remove(process_set)
+    if members is not None:
+        dist.destroy_process_group(members)
+    return True
+
+
+def members_of(process_set: sets.ProcessSet) -> ProcessGroup:
+    """Return the process group that runs the operations of a set.
+
+    Raises UsageError if this process is not in it, or if it was not added.
+    """
+    if process_set is global_process_set:
+        return everybody()
+    found: ProcessGroup = sets.members_of(process_set)
+    return found
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Record what this process does from now on, in Chrome's trace format. stop_timeline() writes the file.
+
+    torch's profiler records it, with an event for each operation, such as "rdmatensor:all_reduce". Raises
+    UsageError if a timeline has been started already. `mark_cycles` has no effect.
+    """
+    global _profiler, _profile_path
+    if _profiler is not None:
+        raise UsageError(f"a timeline is being recorded for {_profile_path}: call stop_timeline()")
+    _profile_path = file_path
+    _profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    _profiler.start()
+
+
+def stop_timeline() -> None:
+    """End what start_timeline began, and write the file."""
+    global _profiler
+    profiler, _profiler = _profiler, None
+    if profiler is not None:
+        profiler.stop()
+        profiler.export_chrome_trace(_profile_path)
