@@ -3,6 +3,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -91,7 +92,8 @@ a, b = hvd.grouped_allgather([ragged, x])
 same(a, [[0, 0], [1, 1], [1, 1], [1, 1]]), same(b, [*one, *(2 * one)])
 a, b = hvd.grouped_reducescatter([torch.arange(4.0), torch.arange(2.0)])
 same(a, [[0, 1], [2, 3]][r]), same(b, [[0.0], [1.0]][r])
-rows = torch.sparse_coo_tensor([[0, 2 * r]], torch.full((2, 2), r + 1.0), (3, 2))
+rows = torch.full((2, 2), r + 1.0)
+rows = torch.sparse_coo_tensor([[0, 2 * r]], rows, (3, 2), check_invariants=True)
 same(hvd.sparse_allreduce_async(rows, "rows", hvd.Average)().to_dense(), [[2, 2], [0, 0], [1, 1]])
 handle = hvd.allreduce_async(x)
 hvd.barrier()
@@ -181,8 +183,8 @@ same(hvd.allreduce(x), 1.5 * one)
 hvd.start_timeline(f"{sys.argv[1]}/{r}.json")
 hvd.allreduce(x)
 hvd.stop_timeline()
-with open(f"{sys.argv[1]}/{r}.json") as trace:
-    assert "rdmatensor:all_reduce" in str(json.load(trace))
+trace = json.loads(Path(f"{sys.argv[1]}/{r}.json").read_text())
+assert "rdmatensor:all_reduce" in str(trace)
 
 hvd.shutdown()
 assert not hvd.is_initialized()
@@ -191,7 +193,9 @@ hvd.init()
 same(hvd.allreduce(x), 1.5 * one)
 hvd.shutdown()
 # A process group that the program has made is used, and stays.
-torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=r, world_size=n)
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{sys.argv[1]}/store", rank=r, world_size=n
+)
 hvd.init(process_sets=[hvd.ProcessSet([1])])
 same(hvd.allreduce(x), 1.5 * one)
 hvd.shutdown()

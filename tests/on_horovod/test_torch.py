@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rdmatensor.horovod.torch: operations, optimizers, and what goes wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from on_horovod.programs import HERE, launched
+from support import ROOT
+from support.peers import LocalNursery, Peer
+from support.ports import free_ports
+
+pytest.importorskip("torch.distributed", reason="torch is not installed: pip install --group test")
+pytestmark = pytest.mark.timeout(300)
+
+RUN = """
+import contextlib, io, os, runpy, sys
+os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+sys.argv = [program, *arguments]
+said = io.StringIO()
+with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    runpy.run_path(program, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[LocalNursery]:
+    """Forks of a process that has imported torch already."""
+    nursery = LocalNursery(
+        modules=["numpy", "torch.utils.data", "torch.profiler", "rdmatensor.horovod.torch"]
+    )
+    yield nursery
+    nursery.close()
+
+
+def started(nursery: LocalNursery, size: int, program: str, *arguments: str) -> list[Peer]:
+    """Processes that run a program of this folder, with the variables that a launcher sets."""
+    (port,) = free_ports(1)
+    peers = [nursery.spawn({}, "") for _ in range(size)]
+    for rank, peer in enumerate(peers):
+        named = {"rank": rank, "size": size, "port": port, "arguments": list(arguments)}
+        peer.start(RUN, program=str(HERE / program), **named)
+    return peers
+
+
+def said(nursery: LocalNursery, size: int, program: str, *arguments: str) -> list[str]:
+    """What each process has printed."""
+    peers = started(nursery, size, program, *arguments)
+    for each in peers:
+        each.finish()
+    found = [each.get("said.getvalue()") for each in peers]
+    for each in peers:
+        each.close()
+    return found
+
+
+def trained(nursery: LocalNursery, size: int, folder: Path) -> list[Any]:
+    said(nursery, size, "torch_loop.py", str(folder))
+    return [np.load(folder / f"{size}_{rank}.npz")["values"] for rank in range(size)]
+
+
+def test_operations(nursery: LocalNursery, tmp_path: Path) -> None:
+    assert said(nursery, 2, "torch_operations.py", str(tmp_path)) == ["OK\n"] * 2
+
+
+def test_optimizers(nursery: LocalNursery) -> None:
+    assert said(nursery, 2, "torch_optimizers.py") == ["OK\n"] * 2
+
+
+def test_loop_equals_one_process(nursery: LocalNursery, tmp_path: Path) -> None:
+    (alone,) = trained(nursery, 1, tmp_path)
+    first, second = trained(nursery, 2, tmp_path)
+    np.testing.assert_array_equal(first, second)
+    # Means of two means of 8 rows round otherwise than one of 16.
+    np.testing.assert_allclose(first, alone, atol=1e-5)
+
+
+def test_killed_peer_is_an_internal_error(nursery: LocalNursery, tmp_path: Path) -> None:
+    survivor, killed = started(nursery, 2, "torch_loop.py", str(tmp_path), "die")
+    survivor.finish()
+    found = survivor.get("said.getvalue()")
+    killed.kill()
+    survivor.close()
+    assert "lost:" in found and "member 1" in found
+
+
+def test_example() -> None:
+    done = launched(2, ROOT / "examples" / "horovod_torch.py", python=sys.executable)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "[worker 0] 2 processes, accuracy 1.000" in done.stdout
+    assert "[worker 1]" not in done.stdout
