@@ -19,6 +19,10 @@ class Absent(Unsupported, AttributeError):
     """A name of Horovod's that is not here. hasattr() says so, too."""
 
 
+class AbsentOperation(Unsupported, NotImplementedError):
+    """An operation of Horovod's that is not here. Horovod's own errors are RuntimeErrors, and so is this."""
+
+
 def refuse(module: str) -> Callable[[str], Any]:
     """Return a __getattr__ for a module, which raises Absent with the remedy."""
 
@@ -33,6 +37,6 @@ def refuse(module: str) -> Callable[[str], Any]:
 def refuse_adasum(op: ReduceOp) -> None:
     """Raise Unsupported for Adasum."""
     if op == ReduceOp.ADASUM:
-        raise Unsupported(
+        raise AbsentOperation(
             "Adasum is not there: use op=Average, and warm the rate up", "UNSUPPORTED"
         )

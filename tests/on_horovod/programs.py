@@ -15,13 +15,11 @@ HERE = ROOT / "tests" / "on_horovod"
 PATIENCE_S = 200.0
 
 
-def launched(
-    size: int, program: Path, *arguments: str, python: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    """What the processes printed, and how they ended. By default, they have TensorFlow already."""
+def launched(size: int, program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the processes printed, and how they ended."""
     start = [] if size == 1 else ["-m", "rdmatensor", "launch", "-np", str(size)]
     return subprocess.run(
-        [python or warm.python(), *start, str(program), *arguments],
+        [warm.python(), *start, str(program), *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

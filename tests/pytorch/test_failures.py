@@ -54,6 +54,22 @@ def test_disagreement(ranks: Make) -> None:
     three.run("x = torch.ones(3); dist.all_reduce(x); assert x.tolist() == [3.0] * 3")
 
 
+def test_disagreeing_texts_of_the_program(ranks: Make) -> None:
+    pair = ranks(2)
+    pair.run(
+        """
+        def compared(text, **named):
+            with dist.group.WORLD.comparing(text):
+                work = dist.all_reduce(torch.ones(3), **named)
+            return work and work.wait()
+        """
+    )
+    for named in ("", ", async_op=True"):
+        texts = pair.get(f"checks.fails(lambda: compared(f'weight {{rank}}'{named}))")
+        assert all("weight 0" in text and "weight 1" in text for text in texts), texts
+        pair.run(f"compared('bias'{named}); dist.all_reduce(torch.ones(3){named})")
+
+
 def test_disagreeing_shapes_in_debug_mode(ranks: Make) -> None:
     pair = ranks(2, joins=False)
     pair.run("dist.set_debug_level(dist.DebugLevel.DETAIL)")

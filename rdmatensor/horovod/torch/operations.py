@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import Unsupported, UsageError
-from ..absent import refuse_adasum
+from ...errors import UsageError
+from ..absent import AbsentOperation, refuse_adasum
 from ..reductions import Average, ReduceOp, Sum, chosen
 from .process import ProcessSet, global_process_set, internal_errors, members_of
 
@@ -548,9 +548,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 def join(device: int = -1) -> int:
     """Raise Unsupported: operations need all processes."""
-    raise Unsupported(
+    raise AbsentOperation(
         "join: processes take equally many steps here: drop the last rows (DistributedSampler with "
-        "drop_last=True), or let the data repeat, or train with DistributedDataParallel over the backend "
-        "rdmatensor within torch.distributed.algorithms.Join",
+        "drop_last=True), or let the data repeat, or stop all once allreduce(op=Min) says that one has none",
         "UNSUPPORTED",
     )
