@@ -19,7 +19,8 @@ pytest.importorskip("torch.distributed", reason="torch is not installed: pip ins
 pytestmark = pytest.mark.timeout(300)
 
 RUN = """
-import contextlib, io, os, runpy, sys
+import contextlib, io, os, runpy, sys, torch
+torch.set_num_threads(1)
 os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 sys.argv = [program, *arguments]

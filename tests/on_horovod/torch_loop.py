@@ -14,7 +14,6 @@ import rdmatensor.horovod.torch as hvd
 # Horovod: initialize library.
 hvd.init()
 torch.manual_seed(1 + hvd.rank())
-torch.set_num_threads(1)
 numbers = np.random.default_rng(1)
 rows = torch.from_numpy(numbers.random((64, 6), np.float32))
 labels = torch.from_numpy(numbers.integers(0, 3, 64))
