@@ -159,9 +159,7 @@ def _meeting(role: Role) -> Any:
     """Return the store where processes meet. It lasts as long as the process: others may be slow to leave."""
     if not role.root:
         return dist.HashStore()
-    host, _, port = role.root.rpartition(":")
-    os.environ.setdefault("MASTER_ADDR", host.strip("[]"))
-    os.environ.setdefault("MASTER_PORT", port)
+    # At MASTER_ADDR and MASTER_PORT; torchrun has a store there already.
     store, _, _ = next(dist.rendezvous("env://", role.rank, role.size))
     return store
 
