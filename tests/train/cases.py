@@ -429,8 +429,12 @@ def again() -> Any:
     function = tf.function(lambda: rt.ops.all_reduce(tf.constant(1.0), op="sum"))
     handle = run.handle
     function()
+    model = _model()  # processes that die could come back to this training
+    model.compile(rt.distribute("sgd", rt.sync.PullGossip()), loss="mse")
+    data = np.zeros((8, WIDTH), "f"), np.zeros((8, CLASSES), "f")
+    model.fit(*data, verbose=0, callbacks=rt.callbacks())
     if run.rank == 0:
-        time.sleep(0.3)  # the other one is back before this one has left
+        time.sleep(1.0)  # the other one is back before this one has left
     rt.shutdown()
     try:
         run._handle = handle

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from rdmatensor import Device
-from rdmatensor.errors import UsageError
+from rdmatensor.errors import ConnectionRefused, UsageError
 from rdmatensor.train.backend.base import backend
 from rdmatensor.train.run import rejoin
 from rdmatensor.train.run.membership import Membership
@@ -65,12 +65,25 @@ def test_the_first_that_answers_counts(there: list[str]) -> None:
 
 
 def test_what_fails_to_join_again_gives_up_no_arena_of_before(
-    there: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def refuse(device: Device) -> None:
+        raise UsageError("no memory to share")
+
     run = Session(Role(0, 1, "", 0, "the test"), 5.0)
     run._arena = 1  # as an earlier group leaves it: no address any more
     given_up: list[int | None] = []
+    monkeypatch.setattr(backend(), "share", refuse)
     monkeypatch.setattr(backend(), "unshare", given_up.append)
-    with pytest.raises(UsageError, match="in a training of 3 processes"):
-        run.join_again(Role(1, 4, there[0], 0, "the test"), 5.0)
+    (nobody,) = free_ports(1)
+    with pytest.raises(UsageError, match="no memory to share"):
+        run.join_again(Role(1, 4, f"127.0.0.1:{nobody}", 0, "the test"), 5.0)
     assert given_up == [None]
+
+
+def test_who_joins_again_does_not_come_back(there: list[str]) -> None:
+    """Others who have not left yet show their training still."""
+    run = Session(Role(0, 1, "", 0, "the test"), 5.0)
+    with pytest.raises(ConnectionRefused):  # by a device of another name: it asks to join
+        run.join_again(Role(1, SIZE, there[0], 0, "the test"), 0.5)
+    assert not run.returns

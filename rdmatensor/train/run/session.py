@@ -46,7 +46,8 @@ class Session(Membership):
         self._arena: Any = None
         self._join(role, timeout)
 
-    def _join(self, role: Role, timeout: float) -> None:
+    def _join(self, role: Role, timeout: float, looks: bool = True) -> None:
+        """Join the group. A process that `looks` for others who train already comes back to them instead."""
         self.local_rank, self.timeout = role.local_rank, timeout
         if role.size == 1:
             return
@@ -57,7 +58,7 @@ class Session(Membership):
             others = [each for rank, each in enumerate(role.addresses) if rank != role.rank]
             if role.rank != 0:
                 others.insert(0, role.root)
-            self.addresses = find(self.device, others, role.size)
+            self.addresses = find(self.device, others, role.size) if looks else []
             self.returns = bool(self.addresses)
             self._arena = backend().share(self.device)
             if self.returns:
@@ -72,7 +73,8 @@ class Session(Membership):
 
     def join_again(self, role: Role, timeout: float) -> None:
         """Join again, in the same place, after `close`: what holds this object goes on."""
-        self._join(role, timeout)
+        # Others that have not left yet are no training to come back to: they join again, too.
+        self._join(role, timeout, looks=False)
         self.left, self.generation, self.numbered = False, self.generation + 1, 0
         self.stores, self.addresses, self.published = 0, (), None
 
