@@ -106,8 +106,12 @@ class GroupCalls:
         # made and are not in these lists are running.
         self._slots: dict[_Key, list[_Slot]] = {}
         self._made = 0
-        # Started operations so far: those that are matched by their order, and messages, which are not.
+        # Operations so far: those that are matched by the order in which they start, and messages, which are
+        # not.
         self._started = self._messages = 0
+        self.in_order = False
+        """Whether operations that the caller waits for have one order with those that are started: one member
+        may start what another waits for."""
         # Operations whose arrays C still uses, oldest first.
         self._pending: deque[Operation] = deque()
 
@@ -147,8 +151,17 @@ class GroupCalls:
         array, result = self._places(kind, array, out, root, parts)
         to_device = None if staged is None else staged.back(result)
 
+        numbers = self.in_order and tag is None and kind not in _PAIRS
+
         def go(handle: Any, call: Any, local: Any, target: Any, count: int, back: Any) -> None:
-            status = _group_run(handle, call, local, target, count)
+            if numbers:
+                with self.lock:
+                    call.tag = self._number(kind, None)
+            try:
+                status = _group_run(handle, call, local, target, count)
+            finally:
+                if numbers:
+                    call.tag = (0, 0)
             if status:
                 raise failure(status)
             if back is not None:

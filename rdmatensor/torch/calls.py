@@ -37,6 +37,7 @@ class Calls:
 
     def __init__(self, group: Group, name: str, limit: float, ranks: Sequence[int]) -> None:
         self.group = group
+        group._calls.in_order = True
         self.limit = limit
         self.sequence = 0
         """The number of operations that have begun here; it is the same at every member."""

@@ -248,6 +248,27 @@ def test_coalesced(three: Ranks) -> None:
     )
 
 
+def test_one_waits_for_what_others_start(three: Ranks) -> None:
+    """Operations have one order, whether members wait for them at once or later."""
+    three.run(
+        """
+        x = torch.full((2,), rank + 1.0)
+        for number in range(4):
+            work = dist.all_reduce(x, async_op=(rank + number) % 2 == 0)
+            if work is not None:
+                work.wait()
+        assert x.tolist() == [6.0 * 27] * 2, x
+        works = [dist.barrier(async_op=rank == 1), dist.broadcast(x, 2, async_op=rank != 1)]
+        outs = [torch.empty(2) for _ in range(size)]
+        works.append(dist.all_gather(outs, x, async_op=rank == 0))
+        for work in works:
+            if work is not None:
+                work.wait()
+        assert torch.cat(outs).tolist() == [6.0 * 27] * 6
+        """
+    )
+
+
 def test_old_names_and_short_forms(three: Ranks) -> None:
     three.run(
         """

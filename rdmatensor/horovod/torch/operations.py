@@ -75,10 +75,7 @@ def synchronize(handle: Handle) -> Any:
 
 
 def _started(process_set: ProcessSet, text: str, start: Callable[[Any], Any]) -> Any:
-    """Return what `start` returns for the members, which compare `text` in the operations that it starts.
-
-    It has to start all of them with `async_op`: a process group does not match those with others.
-    """
+    """Return what `start` returns for the members, which compare `text` in the operations that it starts."""
     members = members_of(process_set)
     with internal_errors(), members.comparing(text):
         return start(members)
