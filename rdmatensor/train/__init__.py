@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._api.extras import needed_by
 from .._api.lazy import attach
 from ..errors import Unsupported
 
@@ -83,10 +84,11 @@ def _on_torch(name: str) -> bool:
     """Tell whether a name has another home on PyTorch. Raises Unsupported if it has none there."""
     if name not in __all__ or name in _EVERYWHERE.split():
         return False
-    from .backend.base import framework
+    with needed_by(f"{__name__}.{name}"):
+        from .backend.base import framework
 
-    if framework() != "torch":
-        return False
+        if framework() != "torch":
+            return False
     if not any(name in names.split() for names in _ON_TORCH.values()):
         raise Unsupported(
             f"rdmatensor.train.{name} needs KERAS_BACKEND=tensorflow, and Keras runs on PyTorch",
