@@ -45,16 +45,17 @@ static bool watch(rdt_device *device, int fd, rdt_watch *target) {
   return epoll_ctl(device->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* Moves arrivals to the front of device->active. Returns the first channel that was active
- * before. */
+/* Moves arrivals to the front of device->active, the first that came at the very front: clients meet channels in
+ * that order. Returns the first channel that was active before. */
 static rdt_channel *activate_arrivals(rdt_device *device) {
-  rdt_channel **last = &device->arrivals;
   pthread_mutex_lock(&device->lock);
   rdt_channel *known = device->active;
-  while (*last) last = &(*last)->next;
-  *last = known;
-  device->active = device->arrivals;
-  device->arrivals = NULL;
+  while (device->arrivals) {
+    rdt_channel *latest = device->arrivals;
+    device->arrivals = latest->next;
+    latest->next = device->active;
+    device->active = latest;
+  }
   pthread_mutex_unlock(&device->lock);
   return known;
 }

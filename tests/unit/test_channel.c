@@ -423,6 +423,43 @@ static void test_waiting_ends_with_the_poll(void) {
   rdt_config_set("TRANSPORTS", transports);
 }
 
+static uint64_t latest; /* of the channels that note_order has met */
+
+static void note_order(void *context, rdt_channel *channel) {
+  end *e = context;
+  if (channel->number < latest) atomic_store(&e->order_broken, 1);
+  latest = channel->number;
+  atomic_fetch_add(&e->connected, 1);
+}
+
+/* Some peers connect while the progress thread is busy. Clients take a later channel for one that replaces an earlier
+ * one. */
+static void test_channels_are_met_in_the_order_in_which_they_come(void) {
+  enum { COUNT = 4 };
+  end here = {.held = true}, there;
+  rdt_channel *channels[COUNT];
+  rdt_device_options options = {.struct_size = sizeof(options),
+                                .name = "here",
+                                .context = &here,
+                                .on_connect = note_order,
+                                .on_notify = on_notify};
+  EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &here.device));
+  open_end(&there, "there");
+  channels[0] = join(&there, &here);
+  rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = 1};
+  EXPECT(rdt_channel_post(channels[0], &op, 1, NULL, NULL) >= 0);
+  EXPECT(becomes(&here.notified, 1));
+  for (int i = 1; i < COUNT; i++)
+    EXPECT_STATUS(RDT_OK, rdt_device_connect(there.device, rdt_device_address(here.device), -1,
+                                             &channels[i]));
+  atomic_store(&here.held, false);
+  EXPECT(becomes(&here.connected, COUNT));
+  EXPECT(!atomic_load(&here.order_broken));
+  for (int i = 0; i < COUNT; i++) rdt_channel_unref(channels[i]);
+  rdt_device_close(there.device);
+  rdt_device_close(here.device);
+}
+
 /* ---- a message that is cut ------------------------------------------------------------------------------- */
 
 static atomic_int cut_fd = -1, cut_calls;
@@ -499,6 +536,7 @@ int main(void) {
   test_a_cut_message_ends_the_channel(true);
   test_order_without_credit();
   test_slow_reader();
+  test_channels_are_met_in_the_order_in_which_they_come();
   test_nothing_comes_after_the_end();
   test_lease();
   test_forked_child_frees_nothing();
