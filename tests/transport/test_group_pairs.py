@@ -55,7 +55,12 @@ def test_pairs_take_any_dtype_and_disagree(pair: Team) -> None:
         if rank == 0:
             group.send(numbers, 1)
             group.send(numbers > 2, 1)
-            outcome = failure(lambda: [group.send(numbers[:3], 1), group.barrier(timeout=20)])
+            outcome = None  # of the message, or of what follows, by when it learns of the disagreement
+            for act in (lambda: group.send(numbers[:3], 1), lambda: group.barrier(timeout=20)):
+                try:
+                    act()
+                except rdmatensor.UsageError as error:
+                    outcome = outcome or ("UsageError", str(error))
         else:
             group.receive(got := np.empty(12, "c8"), 0, timeout=20)
             assert (got == numbers).all()
