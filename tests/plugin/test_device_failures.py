@@ -94,6 +94,7 @@ def test_copy_that_fails(cluster: Cluster, task: int, what: str) -> None:
             _check(opened)
 
     with session(cluster, _squares) as opened:
+        _check(opened)  # while tasks connect, what fails on one way may come on the other
         failures(20)
         before = _holdings(cluster, opened)
         failures(REPEATED)
