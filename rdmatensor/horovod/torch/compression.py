@@ -7,23 +7,9 @@ from typing import Any
 
 import torch
 
+from ..compression import Compressor, NoneCompressor
 
-class Compressor:
-    """The base of compressions: programs derive theirs from it."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what travels, and what `decompress` needs besides it."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the tensor as it was before `compress`."""
-        return tensor
-
-
-class NoneCompressor(Compressor):
-    """Tensors travel as they are."""
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor(Compressor):
