@@ -24,7 +24,7 @@ typedef struct request {
   struct request *next;
 } request;
 
-/* What a message is, as MPI's functions are told. */
+/* The arguments that describe a message to MPI's functions. */
 typedef struct message {
   void *buffer;
   int count;

@@ -13,7 +13,7 @@ namespace {
 
 using tensorflow::Tensor;
 
-// What a copy needs until it is done.
+// Holds what a copy uses until the copy is complete.
 struct Copy {
   Waiter waiter;
   Tensor from, to;
