@@ -47,34 +47,39 @@ def failure(devices: list[Any]) -> None:
         print(f"{RANK} has {result}", flush=True)
 
 
-def wait_for(*ranks: int) -> None:
-    """Wait until these processes have come here, which `touch` a file."""
+def reached(point: str) -> None:
+    """Tell the other processes that this one has come to `point`."""
+    Path(sys.argv[3], f"{point} {RANK}").touch()
+
+
+def wait_for(point: str, *ranks: int) -> None:
+    """Wait until these processes have come to `point`."""
     end = time.monotonic() + 60
-    while not all(Path(sys.argv[3], str(rank)).exists() for rank in ranks):
+    while not all(Path(sys.argv[3], f"{point} {rank}").exists() for rank in ranks):
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
 everybody = jax.devices()
 assert total(everybody) == 111.0
+reached("connected")
+wait_for("connected", 0, 1, 2)  # a process that ends also fails a sum that others still take
 if sys.argv[1] == "split":
     if RANK < 2:  # process 2 takes no part
         failure(everybody[:2])
         failure(everybody[:2])
-        Path(sys.argv[3], str(RANK)).touch()
-    wait_for(0, 1)
+        reached("failed")
+    wait_for("failed", 0, 1)
     assert total(everybody) == 111.0  # nothing is wrong with what was connected before
     print(f"{RANK} goes on", flush=True)
     sys.exit(0)
 if RANK == 1 and sys.argv[1] == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
-if RANK == 1 and sys.argv[1] == "exit":
-    os._exit(0)
 if RANK == 1:
     raise ValueError("no more data")
 failure(everybody)
 failure(everybody)
-Path(sys.argv[3], str(RANK)).touch()
-wait_for(0, 2)  # JAX ends a process whose coordinator, which is in process 0, is gone
+reached("failed")
+wait_for("failed", 0, 2)  # JAX ends a process whose coordinator, which is in process 0, is gone
 sys.stdout.flush()
 os._exit(0)  # JAX would wait for process 1

@@ -22,6 +22,9 @@ PROGRAM = Path(nursery.__file__)
 # For what hangs: in a guest of the lab everything is slow.
 PATIENCE = 100.0
 SETUP = "import rdmatensor, numpy as np, time, os, threading"
+# The C library keeps stacks and heaps of threads that ended. It gives them back at once, so that what a peer
+# holds can be counted.
+COUNTABLE = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0"}
 
 
 Answers = queue.SimpleQueue[tuple[str, Any]]
@@ -166,7 +169,9 @@ class LocalNursery(Nursery):
         self, prefix: Sequence[str] = (), modules: Sequence[str] = ("numpy", "rdmatensor.group")
     ) -> None:
         command = [*prefix, sys.executable, str(PROGRAM), *modules]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | COUNTABLE
+        )
         assert self._process.stdin is not None and self._process.stdout is not None
         super().__init__(self._write)
         self._reader = threading.Thread(target=self._read, daemon=True)

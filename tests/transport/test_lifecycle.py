@@ -26,9 +26,6 @@ from support.ports import free_ports
 from support.usage import grown
 from support.waits import AT_ONCE, PATIENCE, lost, until, until_it_ends
 
-HELD = ("descriptors", "threads", "mappings")
-
-
 TRIES = 5
 
 
@@ -84,67 +81,61 @@ def test_waiting_uses_no_cpu(device: rdmatensor.Device, remote: RemoteDevice) ->
     )
 
 
-def resources() -> tuple[int, int, int]:
-    """Open files, threads, memory mappings."""
-    return (
-        len(list(Path("/proc/self/fd").iterdir())),
-        len(list(Path("/proc/self/task").iterdir())),
-        len(Path("/proc/self/maps").read_text().splitlines()),
-    )
+# In a peer.
+CYCLE = """
+import gc
 
-
-def view(region: rdmatensor.RemoteRegion) -> Any:
-    """The region in place, or what it holds where that cannot be."""
+def view(region):
     try:
         return region.map()
     except rdmatensor.Unsupported:
         return region.read()
 
+def cycle(address):
+    with rdmatensor.Device() as device:
+        local = device.allocate(1 << 16)
+        remote = device.connect(address)
+        region = remote.region("region")
+        region.write(b"12345678").wait()
+        assert view(region)[:8].tobytes() == b"12345678"
+        remote.allocate(4096).write(b"1").wait()
+        remote.notify(b"note").wait()
 
-def test_nothing_leaks_over_many_connections(peer: Any, transport: str) -> None:
-    cycles = (
-        15 if transport != "verbs" else 6 if WHOLE else 3
-    )  # one takes seconds in a guest of the lab
-    peer.run("region = device.allocate(1 << 20, name='region')")
+def holdings():
+    gc.collect()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "mappings": len(open("/proc/self/maps").readlines()),
+    }
+"""
 
-    def cycle() -> None:
-        with rdmatensor.Device() as device:
-            local = device.allocate(1 << 16)
-            remote = device.connect(peer.address)
-            region = remote.region("region")
-            region.write(b"12345678").wait()
-            assert view(region)[:8].tobytes() == b"12345678"
-            remote.allocate(4096).write(b"1").wait()
-            remote.notify(b"note").wait()
-            del local, region
 
-    count = "(len(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task')), "
-    count += "len(open('/proc/self/maps').readlines()))"
-
-    def ours() -> dict[str, int]:
-        gc.collect()
-        return dict(zip(HELD, resources(), strict=True))
+def test_nothing_leaks_over_many_connections(spawn: Any, transport: str) -> None:
+    # One takes seconds in a guest of the lab.
+    cycles = 15 if transport != "verbs" else 6 if WHOLE else 3
+    server, client = spawn(device=False), spawn(device=False)
+    for each in (server, client):
+        each.run(CYCLE)
+    server.run("device = rdmatensor.Device(); region = device.allocate(1 << 20, name='region')")
+    address = server.get("device.address")
 
     def theirs() -> dict[str, int]:
-        peer.run("for _ in device.notifications(0.3): pass\nimport gc; gc.collect()")
-        return dict(zip(HELD, peer.get(count), strict=True))
+        server.run("for _ in device.notifications(0.3): pass")
+        return server.get("holdings()")
 
-    def more() -> list[dict[str, str]]:
-        before = [measure() for measure in (ours, theirs)]
-        for _ in range(cycles):
-            cycle()
-        pairs = zip((ours, theirs), before, strict=True)
-        return [
-            grown(measure, were, dict.fromkeys(HELD, cycles * 2 // 3)) for measure, were in pairs
-        ]
+    def ours() -> dict[str, int]:
+        return client.get("holdings()")
 
-    for _ in range(cycles // 3):
-        cycle()
-    # A leak goes on. The C library keeps stacks and heaps of threads, but up to a limit.
-    rounds = [more()]
-    while any(rounds[-1]) and len(rounds) < 4:
-        rounds.append(more())
-    assert not any(rounds[-1]), rounds
+    def connect(times: int) -> None:
+        for _ in range(times):
+            client.run("cycle(address)", address=address)
+
+    connect(2)
+    before = [measure() for measure in (ours, theirs)]
+    connect(cycles)
+    for measure, were in zip((ours, theirs), before, strict=True):
+        assert grown(measure, were, dict.fromkeys(were, cycles // 3)) == {}
 
 
 @pytest.mark.any_transport
