@@ -76,8 +76,8 @@ _HOMES = {
     "tensor_parallel.model": "split",
 }
 # Where Keras runs on PyTorch.
-_ON_TORCH = {"keras.on_torch": "broadcast_variables callbacks distribute on_rank_0"}
-_EVERYWHERE = "Session init local_rank rank shard shutdown size sync"
+_ON_TORCH = {"keras.on_torch": "broadcast_variables callbacks on_rank_0"}
+_EVERYWHERE = "Session distribute init local_rank rank shard shutdown size sync"
 
 
 def _on_torch(name: str) -> bool:

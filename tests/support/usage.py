@@ -29,10 +29,13 @@ def memory_sizes() -> list[int]:
 
 
 def grown(
-    measure: Callable[..., dict[str, int]], before: dict[str, int], slack: dict[str, int]
+    measure: Callable[..., dict[str, int]],
+    before: dict[str, int],
+    slack: dict[str, int],
+    settle: float = SETTLE_S,
 ) -> dict[str, str]:
-    """What is more than before by more than `slack`, also after a while: "12 to 15" by name."""
-    end = time.monotonic() + SETTLE_S
+    """What is more than before by more than `slack`, also after `settle` seconds: "12 to 15" by name."""
+    end = time.monotonic() + settle
     while True:
         now = measure()
         more = {

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -149,6 +150,13 @@ def data_sets() -> None:
 def misuse() -> None:
     usage = rdmatensor.UsageError
     fails(usage, "is not distributed", lambda: fit(model("sgd")))
+    extra = model(rt.distribute("sgd"))
+    extra.others = {"second": keras.optimizers.SGD(0.1)}
+    fails(usage, "is not distributed", lambda: fit(extra))
+    for sync in (rt.sync.LocalSGD(2), rt.sync.TopK(0.5)):
+        keep = rt.distribute(keras.optimizers.SGD(0.1), sync)
+        fails(usage, f"serves {keep.name} already", partial(rt.distribute, "sgd", sync))
+        fails(usage, "is distributed already", partial(rt.distribute, keep))
     of = model(rt.distribute("sgd"), seed=1 + rt.rank())
     fails(usage, "begin with different weights", lambda: of.train_on_batch(*data()))
     rt.broadcast_variables(of)

@@ -131,11 +131,17 @@ def test_nothing_leaks_over_many_connections(spawn: Any, transport: str) -> None
         for _ in range(times):
             client.run("cycle(address)", address=address)
 
+    def more() -> list[dict[str, str]]:
+        ends = [(measure, measure()) for measure in (ours, theirs)]
+        connect(cycles)
+        return [grown(measure, were, dict.fromkeys(were, cycles // 3), 5) for measure, were in ends]
+
     connect(2)
-    before = [measure() for measure in (ours, theirs)]
-    connect(cycles)
-    for measure, were in zip((ours, theirs), before, strict=True):
-        assert grown(measure, were, dict.fromkeys(were, cycles // 3)) == {}
+    # A leak goes on. What begins with its first use, such as a thread, may do so in any round.
+    rounds = [more()]
+    while any(rounds[-1]) and len(rounds) < 4:
+        rounds.append(more())
+    assert not any(rounds[-1]), rounds
 
 
 @pytest.mark.any_transport

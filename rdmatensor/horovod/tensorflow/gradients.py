@@ -14,10 +14,11 @@ import tensorflow as tf
 
 from ...errors import Unsupported, UsageError
 from ...train.backend import mixin
+from ...train.backend.distributed import OptimizerHooks
 from ...train.backend.tensorflow import gradients as averages
 from ...train.backend.tensorflow.agree import labels_of
 from ...train.backend.tensorflow.operations import no_autograph
-from ...train.backend.tensorflow.optimizer import Distributed, OptimizerHooks
+from ...train.backend.tensorflow.optimizer import Distributed
 from ...train.keras.distributing import distribute
 from ...train.keras.optimizers import distributed
 from ...train.run.session import Session

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ..backend import mixin
+from ..backend.distributed import OptimizerHooks, move_outwards
 from ..backend.optimizers import sync_of
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.optimizer import OptimizerHooks, move_outwards
 from ..backend.tensorflow.parts import part_of
 from ..keras.distributing import distribute
 from ..keras.saving import WholeModel, in_parts

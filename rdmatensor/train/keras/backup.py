@@ -17,11 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.distributed import hooks_of
 from ..backend.interim import until_fit_ends
 from ..backend.optimizers import sync_of
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.exchange import Kept as State
-from ..backend.tensorflow.optimizer import hooks_of, kept_of
+from ..backend.tensorflow.optimizer import kept_of
 from ..run.session import Session
 from ..sync.base import Array, having
 from .saving import in_parts, read_in_rank_0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at the list that Keras calls callbacks in: its order, and the files they write."""
+"""Take a place in the list that Keras calls callbacks in, and look at the others: at the files they write."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +15,9 @@ import numpy as np
 
 from ...errors import UsageError
 from ..backend.base import backend
+from ..backend.optimizers import leaves_of, sync_of
 from ..run.session import Session
+from ..sync.base import Parameters
 
 
 def list_of(callback: Any) -> Any:
@@ -58,3 +60,80 @@ def refuse_common(run: Session, files: list[str], most: int) -> None:
                 f"callbacks of ranks {ranks} write one file{': ' if names else ''}{''.join(names[:1])}. Give "
                 "rt.on_rank_0(callback) to all processes, or a path of its own to each"
             )
+
+
+class FirstAndLast(keras.callbacks.Callback):  # type: ignore[misc]
+    """The base of a callback that keeps models together: it comes first, and with `last` after all others.
+
+    `last` has methods of Keras's LambdaCallback.
+    """
+
+    def __init__(self, run: Session, **last: Callable[..., None]) -> None:
+        super().__init__()
+        self._run = run
+        self._optimizers: list[Any] = []
+        self._last = keras.callbacks.LambdaCallback(**last)
+        self._list: Any = None
+        self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
+
+    def set_model(self, model: Any) -> None:
+        """Take the model, and put a callback at the end of Keras's list."""
+        super().set_model(model)
+        self._list = list_of(self)
+        if self._list is not None and self._last not in self._list.callbacks:
+            self._list.callbacks.append(self._last)
+
+    def set_params(self, params: Any) -> None:
+        """Take the parameters of fit, and silence the progress bar elsewhere than in rank 0."""
+        if params and self._run.rank != 0:
+            params["verbose"] = 0  # the progress bar, which comes later, reads this very dict
+        super().set_params(params)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether processes need each other."""
+        return self._run.size > 1 and all(sync_of(each).waits for each in self._optimizers)
+
+    def _common(self, variables: Sequence[Any]) -> list[Any]:
+        """Return those that all processes shall have in common: not what layers remember of sequences."""
+        own = {
+            id(each)
+            for layer in self.model._flatten_layers()
+            if getattr(layer, "stateful", False)
+            for each in keras.tree.flatten(getattr(layer, "states", None) or [])
+        }
+        return [each for each in variables if id(each) not in own]
+
+    def _observe(self, batch: int, logs: Any) -> None:
+        """Tell synchronizers of the mean loss since the last call."""
+        observers = [
+            sync
+            for sync in map(sync_of, self._optimizers)
+            if isinstance(sync, Parameters) and type(sync).observe is not Parameters.observe
+        ]
+        if observers and logs and "loss" in logs:
+            mean, count = self._shown if batch >= self._shown[1] else (0.0, 0)
+            shown = float(logs["loss"])
+            for sync in observers:
+                sync.observe((shown * (batch + 1) - mean * count) / (batch + 1 - count))
+            self._shown = shown, batch + 1
+
+    def _stop_together(self, stops: bool) -> None:
+        """Stop in all processes if one stops. Raises UsageError if learning rates differ."""
+        if not self._waits:
+            return
+        rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]
+        mine = np.array([[float(stops), *rates]], np.float64)
+        found = backend().all_gather(self._run, mine, "whether to stop, and learning rates")
+        self.model.stop_training = bool(found[:, 0].any())
+        apart = any(sync_of(each).apart for each in self._optimizers)
+        if not apart and (found[:, 1:] != found[0, 1:]).any():
+            raise UsageError(
+                f"learning rates differ between processes after an epoch: {found[:, 1:].tolist()}. Give the "
+                "callback that changes them to all processes"
+            )
+
+
+def _rate_of(optimizer: Any) -> float:
+    rate = optimizer._learning_rate
+    return float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # schedules count steps

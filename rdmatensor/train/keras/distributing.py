@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from ...errors import UsageError
+from ..backend.base import framework
+from ..backend.distributed import put_in_front
 from ..backend.optimizers import checked, inside
-from ..backend.tensorflow.optimizer import put_in_front
 from ..run.session import current
 from ..sync.base import Parameters, Synchronizer
-from .steps import prepare_steps
 
 # An attribute of a synchronizer: the optimizer that it serves, weakly.
 _SERVES = "_rdmatensor_serves"
@@ -29,8 +29,11 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
     the mean. With the policy "mixed_float16" the optimizer is wrapped into Keras's LossScaleOptimizer here,
     as compile() would do it, so that all processes skip the same steps.
 
+    On PyTorch, gradients are averaged as they are, as DistributedDataParallel does: give all processes
+    batches of one size.
+
     Raises UsageError if init() was not called, if it is no Keras 3 optimizer, or if it is distributed
-    already.
+    already; Unsupported on PyTorch for synchronizers that divide the optimizer's state.
     """
     run = current()
     if isinstance(optimizer, str):
@@ -40,9 +43,9 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
             f"{optimizer!r} is no optimizer of Keras {keras.__version__}: distribute() takes a "
             "keras.optimizers.Optimizer or its name"
         )
-    if keras.backend.backend() != "tensorflow":
+    if framework() not in ("tensorflow", "torch"):
         raise UsageError(
-            f"Keras runs on {keras.backend.backend()}: keras.distribution.DataParallel averages gradients "
+            f"Keras runs on {framework()}: keras.distribution.DataParallel averages gradients "
             "there, over rdmatensor if `rdmatensor launch --jax` starts the program"
         )
     if _is_distributed(optimizer):
@@ -51,10 +54,13 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
     if not scales and keras.config.dtype_policy().name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
     sync = checked(sync, Synchronizer, "distribute(optimizer, sync)", "LocalSGD(8)")
-    if run.returns and not (isinstance(sync, Parameters) and sync.comes_back):
+    on_tensorflow = framework() == "tensorflow"
+    comes_back = on_tensorflow and isinstance(sync, Parameters) and sync.comes_back
+    if run.returns and not comes_back:
+        way = type(sync).__name__ if on_tensorflow else "Keras on PyTorch"
         raise UsageError(
-            f"rank {run.rank} was started again while the others train: with {type(sync).__name__} it "
-            "cannot come back: start all again"
+            f"rank {run.rank} was started again while the others train: with {way} it cannot come back: "
+            "start all again"
         )
     if run.size > 1:
         if sync.has_state:  # which belongs to one vector
@@ -65,7 +71,10 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
                     "synchronizer of its own"
                 )
             object.__setattr__(sync, _SERVES, weakref.ref(optimizer))
-        prepare_steps()
+        if on_tensorflow:
+            from .steps import prepare_steps
+
+            prepare_steps()
         put_in_front(optimizer, run, sync)
     return optimizer
 

@@ -15,45 +15,15 @@ import numpy as np
 from ...errors import Unsupported, UsageError
 from ..backend.base import backend
 from ..backend.interim import until_fit_ends
-from ..backend.optimizers import checked, inside, iterations_of, leaves_of
+from ..backend.optimizers import iterations_of
 from ..backend.seeds import Streams, is_seed
 from ..backend.torch import equal
-from ..backend.torch.optimizer import Distributed, Exchange, put_in_front
+from ..backend.torch.optimizer import Exchange
 from ..run.session import Session, current
-from ..sync.base import Parameters, Synchronizer, average
-from .callback_list import files_of, list_of, refuse_common
+from ..sync.base import average
+from .callback_list import FirstAndLast, files_of, refuse_common
 from .metrics import Logs
-
-
-def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
-    """Make a Keras optimizer train one model in all processes, as `sync` says. Return it.
-
-    It does what rdmatensor.train.distribute does on TensorFlow. Gradients are averaged as they are, as
-    DistributedDataParallel does: give all processes batches of one size. Raises Unsupported for synchronizers
-    that divide the optimizer's state.
-    """
-    run = current()
-    if isinstance(optimizer, str):
-        optimizer = keras.optimizers.get(optimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UsageError(
-            f"{optimizer!r} is no optimizer of Keras {keras.__version__}: distribute() takes a "
-            "keras.optimizers.Optimizer or its name"
-        )
-    if any(isinstance(each, Distributed) for each in [optimizer, *inside(optimizer)]):
-        raise UsageError(f"{optimizer.name} is distributed already: call distribute() once for it")
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not scales and keras.config.dtype_policy().name == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    sync = checked(sync, Synchronizer, "distribute(optimizer, sync)", "LocalSGD(8)")
-    if run.returns:
-        raise UsageError(
-            f"rank {run.rank} was started again while the others train: Keras on PyTorch cannot come back, "
-            "start all again"
-        )
-    if run.size > 1:
-        put_in_front(optimizer, run, sync)
-    return optimizer
+from .optimizers import distributed, left_out
 
 
 def callbacks(
@@ -110,7 +80,7 @@ def broadcast_variables(variables: Sequence[Any], root: int = 0) -> None:
         Streams(run, variables).part(root)
 
 
-class Together(keras.callbacks.Callback):  # type: ignore[misc]
+class Together(FirstAndLast):
     """Callback that keeps the models of all processes together.
 
     From the last step of an epoch to the first one of the next, all processes have one model. Where processes
@@ -118,31 +88,13 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, run: Session) -> None:
-        super().__init__()
-        self._run = run
-        self._in_fit = False
-        self._optimizers: list[Any] = []
-        self._settled = self._warned = False
-        self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
-        # What comes after all other callbacks.
-        self._last = keras.callbacks.LambdaCallback(
+        super().__init__(
+            run,
             on_epoch_begin=lambda *_, **__: self._part(),
-            on_epoch_end=lambda *_, **__: self._stop_alike(),
+            on_epoch_end=lambda *_, **__: self._stop_together(bool(self.model.stop_training)),
         )
-        self._list: Any = None
-
-    def set_model(self, model: Any) -> None:
-        """Take the model, and put a callback at the end of Keras's list."""
-        super().set_model(model)
-        self._list = list_of(self)
-        if self._list is not None and self._last not in self._list.callbacks:
-            self._list.callbacks.append(self._last)
-
-    def set_params(self, params: Any) -> None:
-        """Take the parameters of fit, and silence the progress bar elsewhere than in rank 0."""
-        if params and self._run.rank != 0:
-            params["verbose"] = 0  # the progress bar, which comes later, reads this very dict
-        super().set_params(params)
+        self._in_fit = False
+        self._settled = self._warned = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Give all processes rank 0's model and optimizers."""
@@ -154,12 +106,8 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                 "the model is not built: build it before fit(), so that all processes can start with the "
                 "same weights"
             )
-        found = [model.optimizer, *vars(model).values()]
-        given = dict.fromkeys(
-            each for each in found if isinstance(each, keras.optimizers.Optimizer)
-        )
-        self._optimizers = [each for each in given if isinstance(each, Distributed)]
-        if len(self._optimizers) < len(given) or not given:
+        self._optimizers = distributed(model)
+        if left_out(model) or not self._optimizers:
             raise UsageError(
                 "an optimizer of the model is not distributed, and processes would train different models: "
                 "compile with rt.distribute(optimizer)"
@@ -177,11 +125,6 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end_fit(self) -> None:
         self._in_fit = False
-
-    @property
-    def _waits(self) -> bool:
-        """Whether processes need each other."""
-        return all(each._rdmatensor_sync.waits for each in self._optimizers)
 
     def _exchanges(self) -> list[tuple[Any, Exchange]]:
         pairs = ((each, each._rdmatensor_exchange) for each in self._optimizers)
@@ -209,23 +152,13 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _part(self) -> None:
         """Let training go on after what looked at the common model."""
-        self._settled, self._shown = False, (0.0, 0)
+        self._settled = False
         for _, exchange in self._exchanges():
             exchange.part()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Tell synchronizers of the loss."""
-        observers = [
-            exchange.sync
-            for _, exchange in self._exchanges()
-            if type(exchange.sync).observe is not Parameters.observe
-        ]
-        if observers and logs and "loss" in logs:
-            mean, count = self._shown
-            shown = float(logs["loss"])
-            for sync in observers:
-                sync.observe((shown * (batch + 1) - mean * count) / (batch + 1 - count))
-            self._shown = shown, batch + 1
+        self._observe(batch, logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Bring the models together before validation."""
@@ -266,16 +199,10 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _state(self, variables: Sequence[Any]) -> list[Any]:
         """Return the numbers that all processes shall have in common."""
-        own = {
-            id(each)
-            for layer in self.model._flatten_layers()
-            if getattr(layer, "stateful", False)
-            for each in keras.tree.flatten(getattr(layer, "states", None) or [])
-        }  # a layer's memory of the sequences that this process has seen
         return [
             each
-            for each in variables
-            if id(each) not in own and not is_seed(each) and "float" in str(each.dtype)
+            for each in self._common(variables)
+            if not is_seed(each) and "float" in str(each.dtype)
         ]
 
     def _average_statistics(self) -> None:
@@ -300,21 +227,6 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
                 "callback or a train_step that changes weights has to do so in all processes alike"
             )
 
-    def _stop_alike(self) -> None:
-        """Stop in all processes if a callback stops in one. Raises UsageError if learning rates differ."""
-        if not self._waits:
-            return
-        rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]
-        mine = np.array([[float(self.model.stop_training), *rates]], np.float64)
-        found = backend().all_gather(self._run, mine, "whether to stop, and learning rates")
-        self.model.stop_training = bool(found[:, 0].any())
-        apart = any(each._rdmatensor_sync.apart for each in self._optimizers)
-        if not apart and (found[:, 1:] != found[0, 1:]).any():
-            raise UsageError(
-                f"learning rates differ between processes after an epoch: {found[:, 1:].tolist()}. Give the "
-                "callback that changes them to all processes"
-            )
-
     def on_train_end(self, logs: Any = None) -> None:
         """Let synchronizers conclude."""
         for each, exchange in self._exchanges():
@@ -323,8 +235,3 @@ class Together(keras.callbacks.Callback):  # type: ignore[misc]
             exchange.sync.finish()
         if self._waits:
             self._refuse_different("when training ended")
-
-
-def _rate_of(optimizer: Any) -> float:
-    rate = optimizer._learning_rate
-    return float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # schedules count steps

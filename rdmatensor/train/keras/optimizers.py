@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from ...errors import UsageError
+from ..backend.distributed import Communicating, OptimizerHooks, move_outwards
 from ..backend.optimizers import inside, leaves_of, sync_of
-from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, move_outwards
 
 
 def distributed(model: Any) -> list[Any]:
@@ -23,6 +23,16 @@ def distributed(model: Any) -> list[Any]:
         move_outwards(each)
     found = (each for root in _roots(model) for each in _outermost(root))
     return list(dict.fromkeys(found))
+
+
+def left_out(model: Any) -> list[Any]:
+    """Return the optimizers that distribute() was not called for, but the one of compile() without arguments.
+
+    That one is there, and unused, if others are distributed.
+    """
+    others = [each for each in _roots(model) if not any(_outermost(each))]
+    unused = getattr(model, "optimizer", None) if distributed(model) else None
+    return [each for each in others if each is not unused]
 
 
 def leaves(model: Any) -> list[Any]:
@@ -57,7 +67,7 @@ def _optimizers_in(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _outermost(optimizer: Any) -> Iterator[Any]:
-    if isinstance(optimizer, Distributed):
+    if isinstance(optimizer, Communicating):
         yield optimizer
         return
     for found in (each for inner in inside(optimizer) for each in _outermost(inner)):

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.distributed import hooks_of
 from ..backend.optimizers import sync_of
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.equal import broadcast_variables
-from ..backend.tensorflow.optimizer import hooks_of
 from ..backend.tensorflow.parts import part_of
 from ..run.session import Session, current
 from .optimizers import distributed

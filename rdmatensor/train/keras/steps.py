@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..backend.distributed import averages_gradients
 from ..backend.optimizers import sync_of
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.optimizer import averages_gradients
 from ..backend.tensorflow.parts import division_of
 from ..backend.tensorflow.weighing import Weighing
 from .optimizers import distributed

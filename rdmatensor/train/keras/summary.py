@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..backend.distributed import averages_gradients
 from ..backend.optimizers import sync_of
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.optimizer import averages_gradients
 from ..costs import Row, differences, numbers, statistics, table
 from ..run.session import Session
 from ..sync.base import Synchronizer

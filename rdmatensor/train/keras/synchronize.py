@@ -13,30 +13,27 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.distributed import hooks_of
 from ..backend.interim import until_fit_ends
-from ..backend.optimizers import iterations_of, leaves_of, sync_of
+from ..backend.optimizers import iterations_of, sync_of
 from ..backend.seeds import Streams
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import labels_of
 from ..backend.tensorflow.equal import broadcast_variables, comparable, differing, take_rank_0s
-from ..backend.tensorflow.optimizer import (
-    exchange_of,
-    hooks_of,
-    trace_anew,
-)
+from ..backend.tensorflow.optimizer import exchange_of, trace_anew
 from ..backend.tensorflow.synchronized import check
 from ..run.session import Session
 from ..sync.base import Parameters, Synchronizer
 from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
-from .callback_list import files_of, list_of, refuse_common
+from .callback_list import FirstAndLast, files_of, refuse_common
 from .optimizers import averages, distributed
 from .pauses import Pauses, Plan
 from .uneven import Uneven
 from .whole_swap import swap_whole
 
 
-class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class SynchronizeCallback(FirstAndLast):
     """Callback that does what callbacks() promises of weights, statistics and backups.
 
     From the last step of an epoch to the first one of the next, all processes have one model: callbacks and
@@ -46,8 +43,14 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(
         self, run: Session, backup: Path | None, plan: Plan, uneven: Uneven | None = None
     ) -> None:
-        super().__init__()
-        self._run = run
+        super().__init__(
+            run,
+            on_train_begin=lambda *_, **__: self._agree_on_start(),
+            on_epoch_begin=lambda *_, **__: self._part(),
+            on_train_batch_end=lambda *_, **__: self._end_alike(),
+            on_epoch_end=lambda *_, **__: self._stop_together(self._wants_to_stop()),
+            on_train_end=lambda *_, **__: self._end(),
+        )
         self._uneven = uneven
         self._folder = backup
         self._backup: Backup | None = None
@@ -64,40 +67,15 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._restored = False
         # Whether a callback has ended training here, between two steps; and whether all processes do so now.
         self._ends = self._ended = self._stops = False
-        self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
-        self._optimizers: list[Any] = []
-        # What comes after all other callbacks.
-        self._last = keras.callbacks.LambdaCallback(
-            on_train_begin=lambda *_, **__: self._agree_on_start(),
-            on_epoch_begin=lambda *_, **__: self._part(),
-            on_train_batch_end=lambda *_, **__: self._end_alike(),
-            on_epoch_end=lambda *_, **__: self._stop_alike(),
-            on_train_end=lambda *_, **__: self._end(),
-        )
-        self._list: Any = None
 
     def set_model(self, model: Any) -> None:
-        """Take the model, and put a callback at the end of Keras's list."""
+        """Take the model, and its place among Keras's callbacks."""
         super().set_model(model)
-        self._list = list_of(self)
-        if self._list is not None and self._last not in self._list.callbacks:
-            self._list.callbacks.append(self._last)
-            for each in self._list.callbacks:
-                swap_whole(each)
-
-    def set_params(self, params: Any) -> None:
-        """Take the parameters of fit, and silence the progress bar elsewhere than in rank 0."""
-        if params and self._run.rank != 0:
-            params["verbose"] = 0  # the progress bar, which comes later, reads this very dict
-        super().set_params(params)
+        for each in self._list.callbacks if self._list is not None else ():
+            swap_whole(each)
 
     def _syncs(self) -> Iterator[tuple[Any, Synchronizer]]:
         return ((each, sync_of(each)) for each in self._optimizers)
-
-    @property
-    def _waits(self) -> bool:
-        """Whether processes need each other."""
-        return self._run.size > 1 and all(sync.waits for _, sync in self._syncs())
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Give all processes one model, from a backup if there is one."""
@@ -208,18 +186,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if not self._compared and not self._optimizers:
             self._compare("after the first step")
-        if logs and "loss" in logs:
-            observers = [
-                sync
-                for _, sync in self._syncs()
-                if isinstance(sync, Parameters) and type(sync).observe is not Parameters.observe
-            ]
-            if observers:
-                mean, count = self._shown if batch >= self._shown[1] else (0.0, 0)
-                total = float(logs["loss"]) * (batch + 1) - mean * count
-                for sync in observers:
-                    sync.observe(total / (batch + 1 - count))
-                self._shown = (float(logs["loss"]), batch + 1)
+        self._observe(batch, logs)
         batches, self._done = batch + 1 - self._done, batch + 1
         wish = self._pauses.after(batches, self._waits, self._looked_at, self._ends)
         if wish.keep and self._backup is not None:
@@ -377,13 +344,7 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _state(self, variables: Any) -> list[Any]:
         """Return the variables that all processes shall have in common."""
-        own = {
-            id(each)
-            for layer in self.model._flatten_layers()
-            if getattr(layer, "stateful", False)
-            for each in tf.nest.flatten(getattr(layer, "states", None) or [])
-        }  # a layer's memory of the sequences that this process has seen
-        return [each for each in comparable(variables) if id(each) not in own]
+        return self._common(comparable(variables))
 
     def _compare(self, when: str) -> None:
         """Raise UsageError if processes have trained different models, which must not remain unnoticed."""
@@ -403,23 +364,8 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 "or a train_step that changes weights has to do so in all processes alike"
             )
 
-    def _stop_alike(self) -> None:
-        """Stop in all processes if a callback stops in one. Raises UsageError if learning rates differ."""
-        if not self._waits:
-            return
-        rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]
-        stops = bool(self.model.stop_training or self._ends)
-        mine = tf.constant([[float(stops), *rates]], tf.float64)
-        found = operations.all_gather(
-            self._run, mine, "whether to stop, and learning rates"
-        ).numpy()
-        self.model.stop_training = bool(found[:, 0].any())
-        apart = any(sync.apart for _, sync in self._syncs())
-        if not apart and (found[:, 1:] != found[0, 1:]).any():
-            raise UsageError(
-                f"learning rates differ between processes after an epoch: {found[:, 1:].tolist()}. Give the "
-                "callback that changes them to all processes"
-            )
+    def _wants_to_stop(self) -> bool:
+        return bool(self.model.stop_training or self._ends)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Let synchronizers conclude, and compare the models."""
@@ -452,8 +398,3 @@ class SynchronizeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def _rate_of(optimizer: Any) -> float:
-    rate = optimizer._learning_rate
-    return float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # schedules count steps

@@ -11,13 +11,13 @@ import keras
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.distributed import averages_gradients
 from ..backend.interim import until_fit_ends
 from ..backend.optimizers import sync_of
 from ..backend.rows import count_of
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.agree import label
 from ..backend.tensorflow.equal import differing
-from ..backend.tensorflow.optimizer import averages_gradients
 from ..backend.tensorflow.parts import part_of
 from ..backend.tensorflow.weighing import Presence
 from ..run.session import Session

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from ..backend import mixin
+from ..backend.distributed import hooks_of
 from ..backend.optimizers import sync_of
-from ..backend.tensorflow.optimizer import hooks_of
 
 
 def swap_whole(callback: Any) -> None:

@@ -17,9 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
+from ..backend.distributed import Communicating, OptimizerHooks, put_in_front
 from ..backend.names import plain
 from ..backend.tensorflow import operations
-from ..backend.tensorflow.optimizer import Distributed, OptimizerHooks, put_in_front
+from ..backend.tensorflow.optimizer import Distributed
 from ..backend.tensorflow.parts import division_of
 from ..backend.tensorflow.weighing import of_present
 from ..run.session import Session
@@ -371,7 +372,7 @@ class ShardedFront(_Saved, Distributed):
             # A norm that is not finite gives gradients that are not.
             factor = most * tf.minimum(1.0 / norm, 1.0 / most) + (norm - norm)
             return [each * tf.cast(factor, each.dtype) for each in grads]
-        return super(Distributed, self)._clip_gradients(grads)  # type: ignore[misc]
+        return super(Communicating, self)._clip_gradients(grads)  # type: ignore[misc]
 
     def _rdmatensor_squares(self, grads: Sequence[Any]) -> Any:
         """Return the squared norm of each whole gradient, as a vector of float32."""

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from ...run.session import Session
 from ..names import plain
-from ..optimizers import settings_in
 from . import operations
 from .parts import both, part_of
 
@@ -84,10 +83,3 @@ def _is_variable(thing: Any) -> bool:
 def _set_number(variable: Any, number: tuple[Any, Any]) -> None:
     for each in both(variable):
         object.__setattr__(each, _NUMBER, number)
-
-
-def settings_of(optimizer: Any) -> list[str]:
-    """Return an optimizer's settings, but its name: models stay equal only if all processes have the same."""
-    with tf.init_scope():
-        config = optimizer.get_config()
-    return [f"{type(optimizer).__name__}", *settings_in(config)]

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,10 +14,10 @@ from ...run.session import Session, current
 from ...sync.all_reduce import AllReduce
 from ...sync.base import Gradients, Parameters, Synchronizer
 from ...sync.compression import Compression
-from .. import mixin
+from ..distributed import Communicating, hooks_of
 from ..names import plain
-from ..optimizers import checked, described, iterations_of, leaves_of
-from .agree import agree, labels_of, settings_of
+from ..optimizers import checked, iterations_of, leaves_of
+from .agree import agree, labels_of
 from .equal import refuse_different
 from .exchange import Exchange, Kept
 from .parts import division_of
@@ -28,56 +27,10 @@ from .weighing import Weighing, of_present
 _COMPARED = "_rdmatensor_compared"
 
 
-class OptimizerHooks:
-    """Hooks of callbacks() and save() for synchronizers that divide an optimizer's state.
-
-    Here, they do nothing.
-
-    All processes call its methods together.
-    """
-
-    def front(self, optimizer: Any, run: Session) -> type:
-        """Return the class to put in front of the optimizer's."""
-        return Distributed
-
-    def shared(self, optimizer: Any) -> list[Any]:
-        """Return the optimizer's variables that are equal in all processes."""
-        return list(optimizer.variables)
-
-    def gather(self, optimizer: Any) -> None:
-        """Bring the state together before rank 0 saves the optimizer."""
-
-    def scatter(self, optimizer: Any) -> None:
-        """Divide what rank 0 has loaded."""
-
-    def release(self, optimizer: Any) -> None:
-        """Forget what `gather` brought."""
-
-    def changed(self, optimizer: Any) -> AbstractContextManager[None]:
-        """Let a callback change whole variables of the optimizer, in eager code, within the block."""
-        return nullcontext()
-
-    def resume(self, model: Any, optimizer: Any) -> None:
-        """Begin an epoch."""
-
-    def settle(self, optimizer: Any) -> None:
-        """Let the model have all of its weights, before it is validated and after each epoch."""
-
-    def leave(self, model: Any, optimizer: Any) -> None:
-        """End a fit."""
-
-
-class Distributed:
+class Distributed(Communicating):
     """The class that `distribute` puts in front of that of an optimizer."""
 
-    _rdmatensor_run: Session
-    _rdmatensor_sync: Synchronizer
     _rdmatensor_kept: Kept | None
-    _rdmatensor_described: str
-    _rdmatensor_agreed: set[Any]
-    _rdmatensor_variables: Sequence[Any] = ()
-    compared = False
-    """Whether processes are known to have begun with equal weights."""
 
     def build(self, variables: Sequence[Any]) -> None:
         """Build the optimizer after its variables' division has prepared it."""
@@ -93,7 +46,6 @@ class Distributed:
         self._rdmatensor_run.check()
         division_of(variables).prepare(self)
         self._rdmatensor_agree(variables)
-        self._rdmatensor_compare(variables)
         exchange = exchange_of(self)
         grads = of_present(grads, self._rdmatensor_run.size)
         if optimizer.gradient_accumulation_steps is None:
@@ -108,42 +60,19 @@ class Distributed:
         exchange.after(variables, iterations_of(optimizer), leaves_of(optimizer)[0].learning_rate)
         return result
 
-    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        # With accumulation, Keras comes here in the steps that update the model, and only those communicate.
-        optimizer: Any = self
-        if optimizer.gradient_accumulation_steps is not None:
-            grads = self._rdmatensor_reduce(grads, self._rdmatensor_variables)
-        return super()._clip_gradients(grads)  # type: ignore[misc]
-
-    def _backend_apply_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        object.__setattr__(self, "_rdmatensor_variables", variables)
-        super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
-
-    def _rdmatensor_agree(self, variables: Sequence[Any]) -> None:
-        """Make sure, once, that all processes train the same variables in the same way."""
-        optimizer: Any = self
-        run, sync = self._rdmatensor_run, self._rdmatensor_sync
-        found = run.generation, tuple(id(each) for each in variables)
-        if found in self._rdmatensor_agreed:
-            return
-        name = plain(optimizer.name)
-        lines = [self._rdmatensor_described]
-        if sync.waits and not sync.apart:
-            lines.extend(settings_of(optimizer))
-        agree(run, variables, f"how {name} trains, and its variables", lines)
-        self._rdmatensor_agreed.add(found)
+    def _rdmatensor_tell(
+        self, variables: Sequence[Any], heading: str, lines: Callable[[], list[str]]
+    ) -> None:
+        with tf.init_scope():
+            more = lines()
+        agree(self._rdmatensor_run, variables, heading, more)
 
     def _rdmatensor_compare(self, variables: Sequence[Any]) -> None:
-        """Compare the weights of all processes, once, before the first step."""
-        if not self.compared:
-            object.__setattr__(self, "compared", True)
-            refuse_different(self._rdmatensor_run, variables)
+        refuse_different(self._rdmatensor_run, variables)
 
-    def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        optimizer: Any = self
-        run, sync, name = self._rdmatensor_run, self._rdmatensor_sync, plain(optimizer.name)
-        if not isinstance(sync, Gradients):
-            return list(grads)
+    def _rdmatensor_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
+        sync: Any = self._rdmatensor_sync
+        run, name = self._rdmatensor_run, plain(self.name)
         division = division_of(variables)
         results = division.gradients(run, sync, grads, variables, name, labels_of(variables))
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
@@ -151,22 +80,14 @@ class Distributed:
         return results
 
 
-def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
-    """Give the optimizer a class that communicates, with the name and module of its own."""
+def front_of(optimizer: Any, run: Session, sync: Synchronizer) -> tuple[type, dict[str, Any]]:
+    """Return the class to put in front of an optimizer's, and attributes of the optimizer."""
     kept: Kept | None = None
     if isinstance(sync, Parameters):
         kept = Exchange(run, sync)
     elif sync.has_state:
         kept = Kept(run, sync)
-    mixin.add(
-        optimizer,
-        hooks_of(sync).front(optimizer, run),
-        _rdmatensor_run=run,
-        _rdmatensor_sync=sync,
-        _rdmatensor_kept=kept,
-        _rdmatensor_described=described(sync),
-        _rdmatensor_agreed=set(),
-    )
+    return hooks_of(sync).front(optimizer, run) or Distributed, {"_rdmatensor_kept": kept}
 
 
 def exchange_of(optimizer: Any) -> Exchange | None:
@@ -181,36 +102,12 @@ def kept_of(optimizer: Any) -> Kept | None:
     return kept
 
 
-def averages_gradients(sync: Synchronizer) -> bool:
-    """Return whether the gradients of each step become their mean over all processes."""
-    return isinstance(sync, Gradients) and sync.averages
-
-
-def hooks_of(sync: Synchronizer) -> OptimizerHooks:
-    """Return the hooks of a synchronizer for callbacks() and save()."""
-    return sync if isinstance(sync, OptimizerHooks) else OptimizerHooks()
-
-
 def trace_anew(model: Any, optimizers: Sequence[Any], run: Session) -> None:
     """Trace a step anew if the model goes on after init(): other processes may be new, and have to agree."""
     agreed = set[Any]().union(*(getattr(each, "_rdmatensor_agreed", ()) for each in optimizers))
     if agreed and all(generation != run.generation for generation, _ in agreed):
         model.train_function = None
         model.make_train_function()
-
-
-def move_outwards(optimizer: Any) -> None:
-    """Correct an optimizer that compile() wrapped after distribute().
-
-    A model with a policy of its own is wrapped there. Whether a step is skipped would be decided before the
-    gradients are averaged, by each process for itself.
-    """
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if isinstance(optimizer, Distributed) or not isinstance(inner, Distributed):
-        return
-    run, sync = inner._rdmatensor_run, inner._rdmatensor_sync
-    mixin.remove(inner)
-    put_in_front(optimizer, run, sync)
 
 
 class GradientTape(tf.GradientTape):  # type: ignore[misc]

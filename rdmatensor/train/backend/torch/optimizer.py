@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,23 +11,17 @@ import torch
 from ....errors import Unsupported, UsageError
 from ...run.session import Session
 from ...sync.base import Gradients, Parameters, Synchronizer, average
-from .. import mixin
+from ..distributed import Communicating, OptimizerHooks
 from ..names import plain
-from ..optimizers import described, iterations_of, leaves_of, settings_in
+from ..optimizers import iterations_of, leaves_of
 from .equal import label, refuse_different
 from .vector import Vector
 
 
-class Distributed:
-    """The class that `put_in_front` puts in front of that of an optimizer."""
+class Distributed(Communicating):
+    """The class that `distribute` puts in front of that of an optimizer."""
 
-    _rdmatensor_run: Session
-    _rdmatensor_sync: Synchronizer
     _rdmatensor_exchange: Exchange | None
-    _rdmatensor_agreed: set[Any]
-    _rdmatensor_variables: Sequence[Any] = ()
-    compared = False
-    """Whether processes are known to have begun with equal weights."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
@@ -51,42 +45,22 @@ class Distributed:
             )
         return result
 
-    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        # With accumulation, Keras comes here in the steps that update the model, and only those communicate.
-        optimizer: Any = self
-        if optimizer.gradient_accumulation_steps is not None:
-            grads = self._rdmatensor_reduce(grads, self._rdmatensor_variables)
-        return super()._clip_gradients(grads)  # type: ignore[misc]
+    def _rdmatensor_tell(
+        self, variables: Sequence[Any], heading: str, lines: Callable[[], list[str]]
+    ) -> None:
+        run = self._rdmatensor_run
+        of_variables = [f"{label(each)} {each.dtype} {list(each.shape)}" for each in variables]
+        if run.group is not None:
+            detail = "\n".join([heading, *lines(), *of_variables])
+            run.group.barrier(timeout=run.timeout, detail=detail)
 
-    def _backend_apply_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        object.__setattr__(self, "_rdmatensor_variables", variables)
-        super()._backend_apply_gradients(grads, variables)  # type: ignore[misc]
+    def _rdmatensor_compare(self, variables: Sequence[Any]) -> None:
+        refuse_different(self._rdmatensor_run, variables)
 
-    def _rdmatensor_agree(self, variables: Sequence[Any]) -> None:
-        """Make sure, once, that all processes train the same variables in the same way."""
-        optimizer: Any = self
-        run, sync = self._rdmatensor_run, self._rdmatensor_sync
-        found = run.generation, tuple(id(each) for each in variables)
-        if found in self._rdmatensor_agreed or run.group is None:
-            return
-        lines = [described(sync)]
-        if sync.waits and not sync.apart:
-            lines += [type(optimizer).__name__, *settings_in(optimizer.get_config())]
-        lines += [f"{label(each)} {each.dtype} {list(each.shape)}" for each in variables]
-        heading = f"how {plain(optimizer.name)} trains, and its variables"
-        run.group.barrier(timeout=run.timeout, detail="\n".join([heading, *lines]))
-        if not self.compared:
-            object.__setattr__(self, "compared", True)
-            refuse_different(run, variables)
-        self._rdmatensor_agreed.add(found)
-
-    def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        optimizer: Any = self
-        sync = self._rdmatensor_sync
-        if not isinstance(sync, Gradients):
-            return list(grads)
+    def _rdmatensor_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> Any:
+        sync: Any = self._rdmatensor_sync
         sync.names = [label(each) for each in variables]
-        return list(sync.gradients(self._rdmatensor_run, list(grads), plain(optimizer.name)))
+        return sync.gradients(self._rdmatensor_run, list(grads), plain(self.name))
 
 
 class Exchange:
@@ -150,22 +124,16 @@ class Exchange:
         self._own.clear()
 
 
-def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
-    """Give the optimizer a class that communicates, with the name and module of its own.
+def front_of(optimizer: Any, run: Session, sync: Synchronizer) -> tuple[type, dict[str, Any]]:
+    """Return the class to put in front of an optimizer's, and attributes of the optimizer.
 
     Raises Unsupported for synchronizers that divide the state of optimizers.
     """
-    if not isinstance(sync, (Gradients, Parameters)) or hasattr(sync, "front"):
+    if isinstance(sync, OptimizerHooks) or not isinstance(sync, (Gradients, Parameters)):
         raise Unsupported(
             f"{type(sync).__name__} divides optimizers of TensorFlow only: set KERAS_BACKEND=tensorflow, or "
             "use rt.sync.AllReduce()",
             "UNSUPPORTED",
         )
-    mixin.add(
-        optimizer,
-        Distributed,
-        _rdmatensor_run=run,
-        _rdmatensor_sync=sync,
-        _rdmatensor_exchange=Exchange(run, sync) if isinstance(sync, Parameters) else None,
-        _rdmatensor_agreed=set(),
-    )
+    exchange = Exchange(run, sync) if isinstance(sync, Parameters) else None
+    return Distributed, {"_rdmatensor_exchange": exchange}
