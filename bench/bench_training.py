@@ -12,12 +12,19 @@ import sys
 from collections.abc import Mapping
 
 from harness import Bench, Way, in_turns, main
-from team import Team
+from team import Team, free_port
 from training_member import LAYERS, OPERATIONS, WIDTH
 
 OURS, KERAS, TORCH, JAX = "rdmatensor.train", "Keras 3 alone", "torch DDP, gloo", "JAX, gloo"
+ON_TORCH, ON_JAX = "rdmatensor.train, on PyTorch", "JAX, rdmatensor"
 FLOOR = "nothing remote"
 RIVALS = {TORCH: "torch", JAX: "jax"}
+# Programs of rdmatensor that need a framework, its rival there, and how much less communication shall add.
+BESIDE = {
+    OURS: ("keras", TORCH, 2.0),
+    ON_TORCH: ("keras_torch", TORCH, 3.3),
+    ON_JAX: ("jax_rdmatensor", JAX, 3.3),
+}
 BLOCK = 5
 # The emulated link passes the gradients' bytes in this share of a step's computing time. Sums and copies
 # add to that, so the all-reduces take about half as long as the backward pass.
@@ -29,14 +36,19 @@ def start(
 ) -> Way:
     """One program in `size` processes; a call gives the times of some steps, of the slowest process."""
     python = bench.rival_python if program in RIVALS.values() else sys.executable
-    members = team.members("training_member", size, settings, python, words=[program])
+    members = team.members("training_member", size, settings, python, words=[program, free_port()])
     members.slowest("steps", count=1)  # builds it
     share = OPERATIONS if program in ("small", "unshared") else 1
     return lambda: [seconds / share for seconds in members.slowest("steps", count=BLOCK)]
 
 
 def steps(bench: Bench, team: Team, workers: int, turns: int) -> None:
-    programs = {OURS: "keras", **{k: v for k, v in RIVALS.items() if bench.has(k, v)}}
+    programs = {name: module for name, module in RIVALS.items() if bench.has(name, module)}
+    programs |= {
+        name: program
+        for name, (program, rival, _) in BESIDE.items()
+        if name == OURS or rival in programs
+    }
     alone = {name: start(bench, team, program, 1) for name, program in programs.items()}
     alone[KERAS] = start(bench, team, "plain", 1)
     both = {name: start(bench, team, program, workers) for name, program in programs.items()}
@@ -47,12 +59,13 @@ def steps(bench: Bench, team: Team, workers: int, turns: int) -> None:
     for (case, name), samples in found.items():
         bench.add(suite, case, name, samples.all)
     for name in both:
+        _, rival, wanted = BESIDE.get(name, ("", "", None))
         pairs = zip(
             found["together", name].turns, found["a process alone", name].turns, strict=True
         )
         bench.add(
             *(suite, "what communication adds", name, [one - other for one, other in pairs]),
-            rival=(TORCH, 2.0) if name == OURS and TORCH in both else ("", None),
+            rival=(rival, wanted) if rival in both else ("", None),
         )
 
 

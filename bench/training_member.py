@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of bench_training.py: trains with one framework, alone or together with others.
 
-The argument is the program. It needs no package of rdmatensor for the other frameworks.
+The arguments are the program, and a port for JAX beside the one at which processes meet. It needs no package
+of rdmatensor for the other frameworks.
 """
 
 from __future__ import annotations
@@ -115,14 +116,31 @@ def torch_step(rank: int, size: int, port: int) -> Step:
     return step
 
 
-def jax_step(rank: int, size: int, port: int) -> Step:
-    """A jitted step whose batch is divided among the processes, over JAX's collectives for CPUs (gloo)."""
+def keras_torch_step(rank: int, size: int, port: int) -> Step:
+    """One batch of Keras 3's fit, on PyTorch."""
+    import torch
+
+    os.environ["KERAS_BACKEND"] = "torch"
+    torch.set_num_threads(2)
+    return keras_step(1, HIDDEN, BATCH, shared=True)(rank, size, port)
+
+
+def jax_rdmatensor_step(rank: int, size: int, port: int) -> Step:
+    """The same as `jax_step` over rdmatensor."""
+    import rdmatensor.jax
+
+    rdmatensor.jax.use(timeout=100)
+    return jax_step(rank, size, port, "mpi")
+
+
+def jax_step(rank: int, size: int, port: int, implementation: str = "gloo") -> Step:
+    """A jitted step whose batch is divided among the processes, over JAX's collectives for CPUs."""
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     if size > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", size, rank)
+        jax.config.update("jax_cpu_collectives_implementation", implementation)
+        jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", size, rank)
     mesh = Mesh(np.array(jax.devices()), ("rank",))
     batch, whole = (NamedSharding(mesh, PartitionSpec(*names)) for names in (("rank",), ()))
     x = jax.make_array_from_process_local_data(batch, data(BATCH, HIDDEN, rank))
@@ -154,7 +172,9 @@ STEPS: dict[str, Make] = {
     "wire": wire_step,
     "small": small_step(shared=True),
     "unshared": small_step(shared=False),
+    "keras_torch": keras_torch_step,
     "torch": torch_step,
+    "jax_rdmatensor": jax_rdmatensor_step,
     "jax": jax_step,
 }
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -19,8 +21,15 @@ if TYPE_CHECKING:
     from ....group import Group
 
 
+# Bytes from one bucket to the next, at least: a line of the processor's caches.
+_APART = 64
+
+
 class PyTorch(Backend):
     """PyTorch as sync/ and run/ see it; see Backend. The handle of a group is the group."""
+
+    def __init__(self) -> None:
+        self._memory: WeakKeyDictionary[Group, torch.Tensor] = WeakKeyDictionary()
 
     def load(self) -> None:
         """Do nothing: there is no library of operations."""
@@ -72,7 +81,7 @@ class PyTorch(Backend):
         name: str,
         names: Sequence[str],
     ) -> list[Any]:
-        """Average gradients in buckets."""
+        """Average gradients in buckets. They are valid until the next call."""
         results = list(gradients)
         if members.group is None:
             return results
@@ -82,18 +91,39 @@ class PyTorch(Backend):
             if each is not None
         ]
         buckets = buckets_of(sized, bucket_bytes_of(members, bucket_bytes))
-        for number, bucket in enumerate(buckets):
-            inputs = [gradients[i] for i in bucket]
-            # Scaled first: the mean cannot overflow where the sum could.
-            flat = torch.cat([each.detach().reshape(-1) for each in inputs])
-            flat.mul_(1.0 / members.size)
-            sends = wire is not None and flat.dtype == torch.float32
-            sent = flat.to("cpu", getattr(torch, str(wire)) if sends else flat.dtype)
+        places = self._places(
+            members.group, [[gradients[i] for i in each] for each in buckets], wire
+        )
+        for number, (bucket, place) in enumerate(zip(buckets, places, strict=True)):
+            parts = place.split([gradients[i].numel() for i in bucket])
+            for i, part in zip(bucket, parts, strict=True):
+                # Scaled first: the mean cannot overflow where the sum could.
+                _scale(gradients[i].detach().reshape(-1), 1.0 / members.size, part)
             heading = f"gradients {number + 1} of {len(buckets)} of {name}"
             detail = "\n".join([heading, *(names[i] for i in bucket)])
-            members.group.all_reduce(sent, out=sent, timeout=members.timeout, detail=detail)
-            _put(results, bucket, sent)
+            members.group.all_reduce(place, out=place, timeout=members.timeout, detail=detail)
+            _put(results, bucket, place)
         return results
+
+    def _places(
+        self, group: Group, buckets: Sequence[Sequence[torch.Tensor]], wire: str | None
+    ) -> list[torch.Tensor]:
+        """Return where buckets travel: in memory of the group, which the next step uses again."""
+        types = [bucket[0].dtype for bucket in buckets]
+        if wire is not None:
+            types = [getattr(torch, wire) if each == torch.float32 else each for each in types]
+        sizes = [
+            sum(each.numel() for each in bucket) * dtype.itemsize
+            for bucket, dtype in zip(buckets, types, strict=True)
+        ]
+        starts = [*accumulate((-(-size // _APART) * _APART for size in sizes), initial=0)]
+        memory = self._memory.get(group)
+        if memory is None or memory.numel() < starts[-1]:
+            memory = self._memory[group] = torch.from_numpy(group.empty(starts[-1], np.uint8))
+        return [
+            memory[start : start + size].view(dtype)
+            for start, size, dtype in zip(starts, sizes, types, strict=False)
+        ]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def as_vector(
@@ -116,6 +146,13 @@ class PyTorch(Backend):
         changed = change(flat.numpy(), [tuple(gradients[i].shape) for i in present], detail)
         _put(results, present, torch.from_numpy(changed))
         return results
+
+
+def _scale(values: torch.Tensor, factor: float, target: torch.Tensor) -> None:
+    if values.is_cpu:
+        torch.mul(values, factor, out=target)
+    else:
+        target.copy_(values * factor)
 
 
 def _put(tensors: list[Any], places: Sequence[int], flat: torch.Tensor) -> None:
