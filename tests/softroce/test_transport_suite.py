@@ -84,4 +84,7 @@ def test_c_program_on_verbs(lab: Lab, programs: Path, name: str) -> None:
         # With a sanitizer, in an emulator, beside other tests, a peer may take its time.
         env["RDMATENSOR_DEADLINE_MS"] = "60000"
     done = lab.hosts[0].run([programs / name], env=env, timeout=SECONDS, check=False)
-    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    if done.returncode != 0:
+        kernel = lab.hosts[0].run(["dmesg"], check=False).stdout[-2000:]
+        text = f"{done.stdout}\n{done.stderr}\nThe kernel said:\n{kernel}"
+        pytest.fail(f"exit status {done.returncode}\n{text}")
