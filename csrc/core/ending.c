@@ -52,7 +52,14 @@ static void sever(rdt_channel *channel) {
   pthread_mutex_unlock(&channel->poll_lock);
 }
 
-static void free_regions(rdt_channel *channel) { rdt_regions_free(channel->device, channel); }
+/* Some devices execute what has come until the endpoint is severed: SoftRoCE does, also in the state of errors. Nobody
+ * polls a channel that is down, but a thread that had begun before may still do so. */
+static void end_access(rdt_channel *channel) {
+  pthread_mutex_lock(&channel->poll_lock);
+  pthread_mutex_unlock(&channel->poll_lock);
+  if (channel->transport->endpoint_sever) channel->transport->endpoint_sever(channel->endpoint);
+  rdt_regions_free(channel->device, channel);
+}
 
 static bool idle(const rdt_channel *channel) {
   const rdt_transport *transport = channel->transport;
@@ -127,16 +134,21 @@ static bool has_tenants(rdt_channel *channel) {
 static bool withdraw(rdt_channel *channel) {
   rdt_device *device = channel->device;
   if (channel->withdrawn) return true;
-  /* A local peer has our memory mapped until it lets go; elsewhere the stopped endpoint keeps it out. */
+  /* A local peer has our memory mapped until it lets go; elsewhere the severed endpoint keeps it out. */
   if (!channel->peer_gone && channel->transport->local) return false;
   pthread_mutex_lock(&device->lock);
   channel->released = true; /* no region can be added for it any more */
   pthread_mutex_unlock(&device->lock);
-  const bool frees = atomic_load(&channel->task) != RDT_TASK_NONE || has_tenants(channel);
-  if (frees && !task_done(channel, free_regions)) return false;
+  const bool takes_long = atomic_load(&channel->task) != RDT_TASK_NONE ||
+                          channel->transport->endpoint_sever || has_tenants(channel);
+  if (takes_long && !task_done(channel, end_access)) return false;
   channel->withdrawn = true;
   channel->client->released(channel);
   return true;
+}
+
+bool rdt_channel_end(rdt_channel *channel) {
+  return rdt_channel_drain(channel) && (channel->transport->local || withdraw(channel));
 }
 
 bool rdt_channel_finish(rdt_channel *channel) {

@@ -17,6 +17,9 @@ void rdt_channel_close_gently(rdt_channel *channel, rdt_status why, const char *
 /* Returns true once everything posted to a channel that is down is complete, and tells the client that traffic has
  * ended. Call it until then. */
 bool rdt_channel_drain(rdt_channel *channel);
+/* Returns true once that is so and, but for a local peer, the peer can reach no memory of ours, which the client learns
+ * too. Call it until then. */
+bool rdt_channel_end(rdt_channel *channel);
 /* Moves a channel that is down towards its end. Returns true when nothing is left to wait for. */
 bool rdt_channel_finish(rdt_channel *channel);
 /* Reports whether a worker holds the endpoint, with poll_lock. */

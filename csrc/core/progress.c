@@ -266,7 +266,7 @@ static void end_all(rdt_device *device) {
       if (!atomic_load(&channel->down))
         rdt_channel_close_gently(channel, RDT_ERR_CLOSED, "the device was closed");
       advance_channel(channel, false);
-      waiting |= !atomic_load(&channel->down) || !rdt_channel_drain(channel);
+      waiting |= !atomic_load(&channel->down) || !rdt_channel_end(channel);
     }
     if (waiting) serve_events(device, 1);
   }

@@ -122,21 +122,35 @@ static void take(rdt_channel *channel, uint64_t immediate, const void *data, siz
 
 static void connected(rdt_channel *channel) { (void)channel; }
 
-static void down(rdt_channel *channel) {
+/* Nothing of what the member sent over the channel can come any more. */
+static void part(rdt_channel *channel) {
   rdt_stores *stores = rdt_stores_of(channel->device);
   pthread_mutex_lock(&stores->lock);
   rdt_store_peer *peer = rdt_channel_context(channel);
   if (peer && peer->in == channel) {
     peer->in = NULL;
-    peer->gone = true;
     if (peer->next) welcome(peer);
-    pthread_cond_broadcast(&stores->changed);
   } else if (peer) {
     peer->next = NULL;
   }
   rdt_channel_set_context(channel, NULL);
   pthread_mutex_unlock(&stores->lock);
   if (peer) rdt_channel_unref(channel);
+}
+
+/* On this host, what a member has written is there before its channel goes down. A network may still deliver it until
+ * the channel is released. */
+static void down(rdt_channel *channel) {
+  rdt_stores *stores = rdt_stores_of(channel->device);
+  pthread_mutex_lock(&stores->lock);
+  rdt_store_peer *peer = rdt_channel_context(channel);
+  const bool brought = peer && peer->in == channel;
+  if (brought) {
+    peer->gone = true;
+    pthread_cond_broadcast(&stores->changed);
+  }
+  pthread_mutex_unlock(&stores->lock);
+  if (!brought || channel->transport->local) part(channel);
 }
 
 static rdt_status open_stores(rdt_device *device, void **state) {
@@ -172,7 +186,7 @@ __attribute__((constructor)) static void register_stores(void) {
                                     .stop = interrupt,
                                     .connected = connected,
                                     .down = down,
-                                    .released = connected,
+                                    .released = part,
                                     .take = take};
   rdt_client_register(RDT_PURPOSE_STORES, &stores);
 }

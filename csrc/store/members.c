@@ -191,7 +191,7 @@ rdt_status rdt_store_get_member(rdt_store *store, uint32_t rank, rdt_store_membe
   pthread_mutex_lock(&store->stores->lock);
   *member =
       (rdt_store_member){.connected = peer->out.channel && !atomic_load(&peer->out.channel->down),
-                         .present = peer->in != NULL,
+                         .present = peer->in && !peer->gone,
                          .gone = peer->gone,
                          .generation = peer->generation,
                          .clock = atomic_load(&rdt_store_slot_of(store, rank)->clock)};

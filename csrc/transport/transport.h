@@ -106,12 +106,12 @@ typedef struct rdt_transport {
    * its number, before the channel opens. On success the endpoint owns the socket. */
   uint32_t (*data_connection_count)(const rdt_endpoint *endpoint);
   rdt_status (*data_connection_add)(rdt_endpoint *endpoint, uint32_t index, rdt_socket socket);
-  /* Optional: ends traffic. What was posted still completes through poll. Idle returns true when
-   * nothing is left and the peer can reach nothing any more. */
+  /* Optional: ends traffic. What was posted still completes through poll. Idle returns true when nothing is left. Unless
+   * there is endpoint_sever, the peer can reach nothing then. */
   void (*endpoint_stop)(rdt_endpoint *endpoint);
   bool (*endpoint_idle)(const rdt_endpoint *endpoint);
-  /* Optional: has hardware that does not finish give up what is left, so that it touches no memory any more. It may
-   * take long, and runs on any thread. */
+  /* Optional: has hardware give up what is left, so that it touches no memory any more, and the peer reaches nothing. It
+   * may take long, and runs on any thread, also when the endpoint is idle. */
   void (*endpoint_sever)(rdt_endpoint *endpoint);
   /* Optional, together with endpoint_stop and endpoint_idle: completes what is left of a severed endpoint and makes it
    * idle. */

@@ -19,7 +19,7 @@
 
 typedef struct {
   rdt_device *device;
-  atomic_int connected, notified, down;
+  atomic_int connected, notified, down, released;
   atomic_uint_fast64_t last;
   atomic_int order_broken;
   uint8_t payload[BYTES];
@@ -62,6 +62,11 @@ static inline void on_down(void *context, rdt_channel *channel, rdt_status why) 
   atomic_fetch_add(&((end *)context)->down, 1);
 }
 
+static inline void on_released(void *context, rdt_channel *channel) {
+  (void)channel;
+  atomic_fetch_add(&((end *)context)->released, 1);
+}
+
 static inline void faults(const char *text) {
   EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", text));
 }
@@ -73,7 +78,8 @@ static inline void open_end(end *e, const char *name) {
                                 .context = e,
                                 .on_connect = on_connect,
                                 .on_notify = on_notify,
-                                .on_down = on_down};
+                                .on_down = on_down,
+                                .on_released = on_released};
   EXPECT_STATUS(RDT_OK, rdt_device_open(&options, &e->device));
 }
 

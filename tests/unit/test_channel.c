@@ -432,6 +432,14 @@ static void note_order(void *context, rdt_channel *channel) {
   atomic_fetch_add(&e->connected, 1);
 }
 
+static int arrivals_at(rdt_device *device) {
+  int count = 0;
+  pthread_mutex_lock(&device->lock);
+  for (const rdt_channel *each = device->arrivals; each; each = each->next) count++;
+  pthread_mutex_unlock(&device->lock);
+  return count;
+}
+
 /* Some peers connect while the progress thread is busy. Clients take a later channel for one that replaces an earlier
  * one. */
 static void test_channels_are_met_in_the_order_in_which_they_come(void) {
@@ -449,9 +457,11 @@ static void test_channels_are_met_in_the_order_in_which_they_come(void) {
   rdt_op op = {.kind = RDT_OP_NOTIFY, .immediate = 1};
   EXPECT(rdt_channel_post(channels[0], &op, 1, NULL, NULL) >= 0);
   EXPECT(becomes(&here.notified, 1));
-  for (int i = 1; i < COUNT; i++)
+  for (int i = 1; i < COUNT; i++) {
     EXPECT_STATUS(RDT_OK, rdt_device_connect(there.device, rdt_device_address(here.device), -1,
                                              &channels[i]));
+    UNTIL(arrivals_at(here.device) == i); /* the end that connects does not wait for that */
+  }
   atomic_store(&here.held, false);
   EXPECT(becomes(&here.connected, COUNT));
   EXPECT(!atomic_load(&here.order_broken));

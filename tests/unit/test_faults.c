@@ -276,8 +276,8 @@ static void test_break(bool waits) {
   close_pair(&p);
 }
 
-/* Drivers may take long to destroy an endpoint, whose operations may have to be given up with it. The device's other
- * channels go on meanwhile. */
+/* Drivers may take long to destroy an endpoint, whose operations may have to be given up with it. Until then the peer may
+ * reach memory. The device's other channels go on meanwhile. */
 static void test_destroy(bool aborts) {
   pair p;
   uint8_t byte = 1;
@@ -300,8 +300,10 @@ static void test_destroy(bool aborts) {
   UNTIL(injected("destroy") >= before + (aborts ? 1 : 2));
   EXPECT(atomic_load(&t.done) == 0);
   EXPECT_STATUS(RDT_OK, rdt_remote_region_find(other, "memory", PATIENCE_MS, &found));
+  EXPECT(atomic_load(&p.a.released) == 0 && atomic_load(&p.b.released) == 0);
   faults(""); /* which ends the destruction */
   EXPECT(becomes(&t.done, aborts) && becomes(&p.a.down, 1));
+  EXPECT(becomes(&p.a.released, 1) && becomes(&p.b.released, 1));
   rdt_remote_region_unref(found);
   rdt_channel_unref(other);
   close_pair(&p);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/ending.h"
 #include "core/meet/connect.h"
 #include "store/store.h"
 #include "unit.h"
@@ -297,6 +298,38 @@ static void test_a_second_channel_ends_the_first(end ends[2]) {
   for (size_t i = 0; i < 2; i++) rdt_channel_unref(seconds[i]);
 }
 
+/* A device may execute what has come until its queue pair is destroyed, so an old clock could replace a newer one. */
+static void test_a_second_channel_waits_for_the_end_of_the_first(void) {
+  end ends[2];
+  const rdt_expected any = {0};
+  rdt_channel *received, *second;
+  EXPECT_STATUS(RDT_OK,
+                rdt_config_set("FAULTS", "post=#1000000000")); /* wrapped, and nothing happens */
+  open_ends(ends);
+  const _Atomic uint64_t *welcomed = &rdt_store_slot_of(ends[0].store, 1)->welcomed;
+  UNTIL(member_of(&ends[0], 1).present);
+  pthread_mutex_lock(&ends[0].store->stores->lock);
+  received = ends[0].store->peers[1].in;
+  rdt_channel_ref(received);
+  pthread_mutex_unlock(&ends[0].store->stores->lock);
+  EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", "destroy=1:600s"));
+  EXPECT_STATUS(RDT_OK, rdt_connect_for(ends[1].device, rdt_device_address(ends[0].device), any,
+                                        RDT_PURPOSE_STORES, PATIENCE_MS, &second));
+  greet(second, 77);
+  if (!received->transport->local) {
+    UNTIL(rdt_channel_runs_task(received));
+    EXPECT(atomic_load(welcomed) != 77);
+    EXPECT(member_of(&ends[0], 1).gone && !member_of(&ends[0], 1).present);
+    EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", ""));
+  }
+  UNTIL(atomic_load(welcomed) == 77);
+  EXPECT_STATUS(RDT_OK, rdt_config_set("FAULTS", ""));
+  UNTIL(member_of(&ends[0], 1).present);
+  rdt_channel_unref(received);
+  rdt_channel_unref(second);
+  close_ends(ends);
+}
+
 static void test_arguments(end *e) {
   uint64_t values, slots;
   rdt_store *store;
@@ -329,5 +362,6 @@ int main(void) {
   test_malformed_messages_end_the_connection(ends);
   test_a_second_channel_ends_the_first(ends);
   close_ends(ends);
+  test_a_second_channel_waits_for_the_end_of_the_first();
   return 0;
 }
