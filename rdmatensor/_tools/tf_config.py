@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,8 @@ def text_for(cluster: Mapping[str, Sequence[str]], task: Task, protocol: str) ->
 def rank_variables(cluster: Mapping[str, Sequence[str]], task: Task) -> dict[str, str]:
     """Return the variables of torchrun for a task, from which torch.distributed reads its place.
 
-    There are none with parameter servers. Rank 0 is the chief if there is one, as in rdmatensor.train.
+    There are none with parameter servers. Rank 0 is the chief if there is one, as in rdmatensor.train. Tasks
+    that share a host get one thread each for OpenMP, unless this process has OMP_NUM_THREADS.
     """
     if "ps" in cluster:
         return {}
@@ -53,7 +55,10 @@ def rank_variables(cluster: Mapping[str, Sequence[str]], task: Task) -> dict[str
     rank = [member for member, _ in members].index(task)
     hosts = [address.rpartition(":")[0] for _, address in members]
     host, _, port = members[0][1].rpartition(":")
+    shares = hosts.count(hosts[rank]) > 1 and "OMP_NUM_THREADS" not in os.environ
+    threads = {"OMP_NUM_THREADS": "1"} if shares else {}
     return {
+        **threads,
         "RANK": str(rank),
         "WORLD_SIZE": str(len(members)),
         "LOCAL_RANK": str(hosts[:rank].count(hosts[rank])),

@@ -41,6 +41,8 @@ if deed == "config":
 elif deed == "rank":
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     print(json.dumps([os.environ.get(name) for name in names]))
+elif deed == "threads":
+    print("threads:", os.environ.get("OMP_NUM_THREADS"))
 elif deed == "fail":
     sys.exit(3)
 elif deed == "die":
@@ -187,6 +189,20 @@ def test_tasks_know_their_ranks(script: Path) -> None:
     assert port == other and port.isdecimal()
     done = launch("-n", "2", "--ps", "1", script, "chief 0=rank")
     assert f"[chief 0] {[None] * 5}".replace("None", "null") in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("given", [None, "5"])
+def test_tasks_that_share_a_host_have_one_thread(
+    script: Path, place: Place, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun does it. Of several hosts, the second has one task, which has all the cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    done = launch(*place, "-n", "3", script, *(f"worker {i}=threads" for i in range(3)))
+    threads = re.findall(r"\[worker (\d)\] threads: (\w+)", done.stdout)
+    alone = {"1": "None"} if given is None and "ip netns exec" in place else {}
+    assert dict(threads) == dict.fromkeys("012", given or "1") | alone
 
 
 def test_without_parameter_servers_all_are_waited_for(script: Path, place: Place) -> None:
