@@ -35,6 +35,7 @@ from .wait import milliseconds
 
 if TYPE_CHECKING:
     from ..device import Device
+    from .training import Costs
 
 # A call's handle and arguments; and the key of calls that can reuse them.
 _Slot = tuple[Any, Any]
@@ -90,6 +91,19 @@ class Operation(Transfer):
             self._calls.cancel(self._tag)
 
 
+class _Counted(Operation):
+    """An operation of whose end `end` is told, whenever somebody sees it, and whether it failed."""
+
+    __slots__ = ("end",)
+    end: Any
+
+    def _settle(self, status: int) -> bool:
+        settled = super()._settle(status)
+        if settled:
+            self.end(self._error is not None)
+        return settled
+
+
 class GroupCalls:
     """The calls of member `rank` of a group of C's, which it owns. Any thread may use it.
 
@@ -99,6 +113,8 @@ class GroupCalls:
     def __init__(self, device: Device, handle: Any, rank: int, size: int, text: str) -> None:
         self.lock = threading.Lock()
         self.copies = Copies()
+        self.costs: Costs | None = None
+        """What counts operations, if somebody wants to know."""
         self._device = device
         self._handle: Any = handle
         self._rank, self._size, self._text = rank, size, text
@@ -152,13 +168,14 @@ class GroupCalls:
         to_device = None if staged is None else staged.back(result)
 
         numbers = self.in_order and tag is None and kind not in _PAIRS
+        runs = _group_run if self.costs is None else self.costs.run
 
         def go(handle: Any, call: Any, local: Any, target: Any, count: int, back: Any) -> None:
             if numbers:
                 with self.lock:
                     call.tag = self._number(kind, None)
             try:
-                status = _group_run(handle, call, local, target, count)
+                status = runs(handle, call, local, target, count)
             finally:
                 if numbers:
                     call.tag = (0, 0)
@@ -213,18 +230,25 @@ class GroupCalls:
         ) -> Operation:
             call.input, call.output, call.count = local, target, count
             transfer = ffi.new("rdt_transfer **")
+            end = None if self.costs is None else self.costs.begin(call, local, target)
             with self.lock:
                 halves = self._number(kind, tag)
                 try:
                     call.tag = halves
                     status = lib.rdt_group_submit(self.handle(), call, transfer)
                 finally:
-                    call.tag = (0, 0)
+                    call.tag, call.report = (0, 0), ffi.NULL
                 if status < 0:
-                    raise failure(status)
-                operation = Operation(
+                    error = failure(status)
+                    if end is not None:
+                        end(True)
+                    raise error
+                made = Operation if end is None else _Counted
+                operation = made(
                     self, transfer[0], (local, target), halves, result, report, to_device or back
                 )
+                if isinstance(operation, _Counted):
+                    operation.end = end
                 self._pending.append(operation)
             return operation
 

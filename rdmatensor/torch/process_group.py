@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from .._api import training
 from ..group import Group
 from .calls import Calls
 from .devices import OtherDevices
@@ -259,3 +260,16 @@ class ProcessGroup(Operations, c10d.ProcessGroup):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<ProcessGroup rdmatensor {self._name!r}, rank {self._rank} of {self._size}>"
+
+
+def _default_group() -> Group | None:
+    """Return the group of the default process group; None if there is none, or of another backend."""
+    world = dist.group.WORLD
+    if world is None or "cpu" not in {each.type for each in world._device_types}:
+        return None
+    found = world._get_backend(torch.device("cpu"))
+    configured = found._configured if isinstance(found, ProcessGroup) else None
+    return None if configured is None else configured.group
+
+
+training.default_group = _default_group

@@ -77,7 +77,7 @@ _HOMES = {
 }
 # Where Keras runs on PyTorch.
 _ON_TORCH = {"keras.on_torch": "broadcast_variables callbacks on_rank_0"}
-_EVERYWHERE = "Session distribute init local_rank rank shard shutdown size sync"
+_EVERYWHERE = "Session distribute init local_rank rank shard shutdown size statistics sync"
 
 
 def _on_torch(name: str) -> bool:

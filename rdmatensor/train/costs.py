@@ -21,9 +21,17 @@ __all__ = ["LateCosts", "OperationCosts", "Row", "TrainStats", "statistics", "ta
 def statistics() -> TrainStats:
     """Return what the operations of this process cost since init().
 
+    In a program of torch that does not call init(), they are those of the default process group, if its
+    backend is rdmatensor, from the first call of this function on; bytes sent and copied are all of them.
     Raises UsageError if the process is alone, or did not call init().
     """
-    _ = current().handle  # from then on, operations are counted
+    try:
+        _ = current().handle  # from then on, operations are counted
+    except UsageError:
+        group = training.default_group()
+        if group is None:
+            raise
+        training.count(group)
     found = training.stats()
     if found is None:
         raise UsageError(

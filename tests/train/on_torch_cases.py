@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -117,6 +118,39 @@ def statistics() -> None:
     everywhere(weights(of))
     own = int(dropped.seed_generator.state.numpy()[0])
     assert len(set(of_all(np.array([own])).tolist())) == rt.size()
+
+
+def costs() -> None:
+    """The operations of this process are counted by name, as on TensorFlow, and served."""
+    import rdmatensor.metrics
+    from rdmatensor._tools import watching
+
+    before = rt.statistics()
+    optimizer = keras.optimizers.SGD(0.05, name="counted")
+    of = model(rt.distribute(optimizer, rt.sync.AllReduce(bucket_bytes=100)))
+
+    class Late(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            time.sleep(0.05 * rt.rank())
+
+    fit(of, Late())
+    found = rt.statistics()
+    assert (found["rank"], found["size"]) == (rt.rank(), rt.size())
+    parts = [found["operations"][f"gradients {i} of 2 of counted"] for i in (1, 2)]
+    assert [each["operations"] for each in parts] == [STEPS * EPOCHS] * 2, parts
+    assert sum(each["bytes"] for each in parts) == STEPS * EPOCHS * 4 * weights(of).size
+    assert sum(each["failed"] for each in found["operations"].values()) == 0
+    for each in found["operations"].values():
+        assert 0 <= each["waited_seconds"] <= each["seconds"]
+    assert found["sent_bytes"] > before["sent_bytes"]
+    assert 0 < found["exposed_seconds"] <= found["busy_seconds"]
+    late = found["late"][1]["waited_seconds"] - before["late"][1]["waited_seconds"]
+    assert rt.rank() == 1 or late > 0.04 * STEPS * EPOCHS
+    endpoint = rdmatensor.metrics.serve(0)
+    assert endpoint is not None
+    reading = watching.read(endpoint.address)
+    training = watching.view(endpoint.address, reading, reading).training
+    assert {each["operation"] for each in training["operations"]} == found["operations"].keys()
 
 
 def stops() -> None:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from ...._api import training
 from ...run.membership import Membership
 from ..base import Array, Backend
 from ..buckets import bucket_bytes_of, buckets_of
@@ -35,8 +36,10 @@ class PyTorch(Backend):
         """Do nothing: there is no library of operations."""
 
     def begin(self, together: Callable[[], Any]) -> None:
-        """Watch fits."""
+        """Watch fits, and count operations from now on."""
         watch_fits()
+        run = together()
+        _ = None if run is None else run.handle
 
     def share(self, device: Device) -> Any:
         """Do nothing: gradients are copied."""
@@ -45,7 +48,8 @@ class PyTorch(Backend):
         """Do nothing."""
 
     def join(self, device: Device, group: Group, timeout: float, left: Any) -> Any:
-        """Return the group."""
+        """Return the group, and count its operations."""
+        training.count(group)
         return group
 
     def leave(self, handle: Any, release: bool) -> None:
