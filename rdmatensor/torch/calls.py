@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from .._api.group_calls import Operation
 from ..errors import RdmaError
@@ -130,6 +131,8 @@ class Calls:
                 operations.append(self.group.start(kind, timeout=limit, **arguments))
         except RdmaError as error:
             work.fail(error)
+        if not waits and c10d._allow_inflight_collective_as_graph_input():
+            work.register()
         if self._coalesced is not None:
             self._coalesced.append(work)
         elif waits:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
@@ -72,6 +73,7 @@ class Work(c10d.Work):  # type: ignore[misc]
         self._done = queue is None  # what has ended before is in no queue
         self._error: RuntimeError | None = None
         self._future: _WorkFuture | None = None
+        self._registered: Sequence[torch.Tensor] = ()
         self.sequence = 0
         """The number of the call among those of the process group, from 1 on; 0 for calls without one."""
 
@@ -81,8 +83,14 @@ class Work(c10d.Work):  # type: ignore[misc]
         Raises the error with which they failed. After `timeout`, if it is not zero, raises RuntimeError; the
         operations go on.
         """
+        popped: list[Work] | None = getattr(_popping, "works", None)
+        if popped is not None:
+            popped.append(self)
+            return True
         if not self._done:
             self._settle(timeout.total_seconds())
+        if self._registered:
+            self._unregister()
         if self._future is not None:
             # The thread of futures may be busy, and callers of get_future() rely on it after wait().
             self._future.finish()
@@ -153,6 +161,26 @@ class Work(c10d.Work):  # type: ignore[misc]
         made.sequence = self.sequence
         return made
 
+    def register(self) -> None:
+        """Let wait_tensor() of what the operations write wait for them, until wait() has ended."""
+        self._registered = [each for each in _tensors_in(self._value) if _has_storage(each)]
+        for each in self._registered:
+            c10d._register_work(each, self)
+
+    def _unregister(self) -> None:
+        """Take this Work from torch's registry, of which wait_tensor() takes all works on a storage."""
+        tensors, self._registered = self._registered, ()
+        for tensor in tensors:
+            popped: list[Work] = []
+            _popping.works = popped
+            try:
+                torch.ops._c10d_functional.wait_tensor(tensor)
+            finally:
+                del _popping.works
+            for other in popped:
+                if other is not self and not other._done:
+                    c10d._register_work(tensor, other)
+
     def fail(self, error: RdmaError) -> None:
         """End with this error, once the operations that could be started have ended."""
         self._error = failure(self._what, error)
@@ -185,6 +213,22 @@ class Work(c10d.Work):  # type: ignore[misc]
 
 # What follows an operation is short, and two threads seldom do it at the same time.
 _settling = threading.RLock()
+# In `works`, while a thread takes works from torch's registry: those that it does not wait for.
+_popping = threading.local()
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a result, which may stand in lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors_in(each)
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    """Return whether torch's registry can have the tensor, which it knows by its storage."""
+    return bool(tensor.layout == torch.strided)
 
 
 class FutureQueue:

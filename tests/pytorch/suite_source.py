@@ -18,7 +18,6 @@ from typing import Any
 DIFFERENT = {
     "test_noncontiguous_all_to_all_error": "strided tensors are taken",
     "test_put_argument_validation_is_rank_local": "a tensor that is put need not be registered",
-    "test_wait_unregisters_work": "torch registers the works of its own process groups only",
 }
 # What a backend may say of itself in c10d_backend_common.
 ABLE = (

@@ -305,6 +305,42 @@ def test_old_names_and_short_forms(three: Ranks) -> None:
     )
 
 
+def test_wait_tensor_waits_for_calls_under_way(three: Ranks) -> None:
+    """As compiled code does, for tensors that it gets from outside."""
+    three.run(
+        """
+        from torch._C._distributed_c10d import _get_work_registry_size as registered
+        from torch.distributed import _functional_collectives as functional
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def doubled(x):
+            return torch.ops.c10d_functional.wait_tensor(x) * 2
+
+        store = dist.distributed_c10d._get_default_store()
+        with functional.allow_inflight_collective_as_graph_input_ctx():
+            for number, wait in enumerate((torch.ops._c10d_functional.wait_tensor, doubled)):
+                if rank != 0:
+                    store.wait([f"rank 0 waits {number}"])
+                x = torch.ones(1000)
+                work = dist.all_reduce(x, async_op=True)
+                if rank == 0:
+                    assert registered() == 1 and not work.is_completed()
+                    store.set(f"rank 0 waits {number}", "")
+                assert wait(x)[-1] == 3.0 * (1 + number) and work.is_completed() and registered() == 0
+            pair = torch.zeros(2)
+            works = [dist.irecv(pair[each:each + 1], (rank - 1) % size, tag=each) for each in (0, 1)]
+            assert registered() == 2
+            dist.send(torch.tensor([4.0]), (rank + 1) % size, tag=0)
+            works[0].wait()
+            assert pair[0] == 4.0 and registered() == 1
+            dist.send(torch.tensor([5.0]), (rank + 1) % size, tag=1)
+            works[1].wait()
+            assert pair.tolist() == [4.0, 5.0] and registered() == 0
+        assert dist.all_reduce(x, async_op=True).wait() and registered() == 0
+        """
+    )
+
+
 def test_futures_are_completed_in_their_order(three: Ranks) -> None:
     three.run(
         """
