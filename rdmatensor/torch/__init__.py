@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from . import functional
 from .identity import DEVICES
 from .memory import bucket_hook, empty
 from .process_group import ProcessGroup, create
@@ -34,3 +35,4 @@ def register() -> None:
 
 
 register()
+_library = functional.register()
