@@ -17,8 +17,9 @@ from support.ports import free_ports
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_operations() -> None:
-    done = launched(2, HERE / "operations.py")
+@pytest.mark.parametrize("program", ["operations.py", "corners.py"])
+def test_operations(program: str) -> None:
+    done = launched(2, HERE / program)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count('"OK"') == 2
 

@@ -69,6 +69,7 @@ def handle_of(device: Device, group: Group, timeout: float, left: Any = None) ->
         "group": int(ffi.cast("intptr_t", group._calls.handle())),
         "timeout_ms": milliseconds(timeout),
     }
+    refuse_sessions("a group")
     with tf.device("/CPU:0"):
         if left is None:
             return library().rdmatensor_group(**places)
@@ -135,7 +136,8 @@ def start(
 
     `tensors` have one type; all_reduce and broadcast take several. `scale` multiplies them first. `shapes`
     are those of the results, if they differ from those of `tensors`. Raises UsageError if this process is in
-    no group, if tensors of the type do not travel, or if XLA compiles the function.
+    no group, if tensors of the type do not travel, or if XLA compiles the function, and Unsupported if the
+    graph is one for a session.
     """
     if handle is None:
         raise UsageError(
@@ -149,6 +151,7 @@ def start(
             f"{_first_line(detail)}: tensors of {dtype.name} do not travel: cast them to another type, such "
             "as int8 or float32"
         )
+    refuse_sessions(detail)
     refuse_xla(detail)
     # Tensors in the memory of accelerators are brought here by TensorFlow.
     with tf.device("/CPU:0"):
@@ -187,6 +190,18 @@ def averaging(dtype: Any, size: int) -> dict[str, Any]:
     Sums of float16 would overflow where means do not, so those are scaled first.
     """
     return {"scale": 1.0 / size} if dtype == tf.float16 else {"reduction": "mean"}
+
+
+def refuse_sessions(detail: str) -> None:
+    """Raise Unsupported if a graph for a session of TensorFlow 1 is built."""
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+        return
+    raise Unsupported(
+        f"{_first_line(detail)}: operations between processes run in eager code and in functions, not in "
+        "sessions of TensorFlow 1: use tf.function instead of tf.Graph, and do not call "
+        "tf.compat.v1.disable_eager_execution or disable_v2_behavior",
+        "UNSUPPORTED",
+    )
 
 
 def refuse_xla(detail: str) -> None:

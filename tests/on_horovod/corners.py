@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types, gradients and errors of Horovod's operations that programs seldom meet. Prints OK at the end."""
+
+import json
+
+import numpy as np
+import tensorflow as tf
+
+import rdmatensor.horovod.tensorflow as hvd
+from rdmatensor import Unsupported
+
+hvd.init()
+r, n = hvd.rank(), hvd.size()
+
+
+def raises(kind, act, *words):
+    try:
+        act()
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+        return error
+    raise AssertionError(f"no {kind}")
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def in_a_session(act):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        return session.run(act())
+
+
+# Sessions are refused, before and after the first operation, and spoil nothing.
+same(in_a_session(hvd.rank_op), r)
+for _ in range(2):
+    raises(Unsupported, lambda: in_a_session(lambda: hvd.allreduce(tf.ones(2))), "tf.function")
+    raises(Unsupported, lambda: in_a_session(lambda: hvd.broadcast(tf.ones(2), 0)), "tf.function")
+    same(hvd.allreduce(tf.ones(2) * r), [0.5, 0.5])
+    same(tf.function(lambda: hvd.allreduce(tf.ones(2) * r))(), [0.5, 0.5])
+
+print(json.dumps("OK"), flush=True)
