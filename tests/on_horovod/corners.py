@@ -2,6 +2,7 @@
 """Types, gradients and errors of Horovod's operations that programs seldom meet. Prints OK at the end."""
 
 import json
+import pickle
 
 import numpy as np
 import tensorflow as tf
@@ -39,4 +40,23 @@ for _ in range(2):
     same(hvd.allreduce(tf.ones(2) * r), [0.5, 0.5])
     same(tf.function(lambda: hvd.allreduce(tf.ones(2) * r))(), [0.5, 0.5])
 
+# What differs is Horovod's error, and TensorFlow's.
+for act in (
+    lambda: hvd.allreduce(tf.ones([2 + r])),
+    lambda: hvd.grouped_allreduce([tf.ones([2 + r]), tf.ones([2])]),
+    lambda: hvd.allgather_object(1, name=f"name {r}"),
+    lambda: hvd.broadcast_variables([tf.Variable(tf.ones([2 + r]))], 0),
+    lambda: hvd.barrier() if r else hvd.allreduce(tf.ones([2])),
+    # Its root has to wait for the others.
+    lambda: hvd.broadcast(tf.ones([2 + r]), 0),
+    lambda: hvd.broadcast(tf.ones([2] * (1 + r)), 0),
+    lambda: hvd.broadcast(tf.ones([2], [tf.int32, tf.float32][r]), 0),
+    lambda: hvd.broadcast(tf.ones([2]), r),
+):
+    error = raises(tf.errors.FailedPreconditionError, act, "disagree")
+    assert isinstance(error, tf.errors.InvalidArgumentError)
+    copied = pickle.loads(pickle.dumps(error))
+    assert type(copied) is hvd.Disagreement and copied.message == error.message
+error = raises(tf.errors.InvalidArgumentError, lambda: hvd.alltoall(tf.ones([3]), [2, 2]), "splits")
+assert not isinstance(error, hvd.Disagreement)
 print(json.dumps("OK"), flush=True)

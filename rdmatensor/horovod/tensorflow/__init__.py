@@ -40,6 +40,7 @@ from .operations import (
     reducescatter,
 )
 from .process import (
+    Disagreement,
     ProcessSet,
     add_process_set,
     ccl_built,
@@ -77,6 +78,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "Disagreement",
     "DistributedGradientTape",
     "DistributedOptimizer",
     "HorovodInternalError",

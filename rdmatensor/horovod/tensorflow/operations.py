@@ -2,9 +2,9 @@
 """Run Horovod's operations on those of rdmatensor.train, with the gradients that Horovod gives them.
 
 Names have to be the same in all processes, as have types, and shapes up to the first dimension where rows are
-gathered. If they differ, every process gets tf.errors.InvalidArgumentError, which quotes two of them. If a
-process is lost, the others get HorovodInternalError; in a tf.function it is TensorFlow that raises the error,
-as tf.errors.AbortedError. Any thread may call them, if all processes start operations in one order.
+gathered. If they differ, every process gets Disagreement, which quotes two of them. If a process is lost, the
+others get HorovodInternalError. In a tf.function it is TensorFlow that raises errors: InvalidArgumentError,
+or AbortedError. Any thread may call operations, if all processes start them in one order.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def broadcast(
 ) -> Any:
     """Return the tensor of `root_rank`, which is a rank among all processes. The others give one like it.
 
-    The gradient is the mean of all gradients in `root_rank`, and zero elsewhere. Raises UsageError if
-    `root_rank` is not in the set.
+    It blocks until all have called it, also in `root_rank`. The gradient is the mean of all gradients in
+    `root_rank`, and zero elsewhere. Raises UsageError if `root_rank` is not in the set.
     """
     members, called = members_of(process_set), name or "broadcast"
     if root_rank not in members.ranks:
@@ -248,9 +248,23 @@ def broadcast(
             mean = _mean_of_gradient(members, upstream, called)
             return mean if members.rank == root else tf.zeros_like(mean)
 
-        return operations.broadcast(members, value, root, called), gradient
+        with tf.control_dependencies(_meet(members, value, f"{called} from {root_rank}")):
+            return operations.broadcast(members, value, root, called), gradient
 
     return tf.custom_gradient(apply)(tf.convert_to_tensor(tensor))
+
+
+def _meet(members: Any, value: Any, name: str) -> list[Any]:
+    """Let all processes compare what they broadcast: its root waits for nobody, and would not learn of it."""
+    if members.size == 1:
+        return []
+    shape = tf.shape(value, out_type=tf.int64)
+    shapes = operations.all_gather(
+        members, shape[tf.newaxis], f"shape of {value.dtype.name} of {name}"
+    )
+    text = f"{name}: members disagree about the operation: shapes by rank are"
+    checked = tf.debugging.Assert(tf.reduce_all(shapes == shapes[:1]), [text, shapes], summarize=64)
+    return [] if checked is None else [checked]
 
 
 @_operation

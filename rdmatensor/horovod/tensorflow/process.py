@@ -45,19 +45,41 @@ __all__ = [
     "size",
 ]
 
+# What the errors of groups say of members that do not run the same operation, now or before.
+_DIFFER = "members disagree"
 _LOSSES = (
     *(tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError),
     *(tf.errors.DeadlineExceededError, ConnectionFailure, DeadlineExceeded, Cancelled),
 )
 
 
+_errors: Any = tf.errors
+
+
+class Disagreement(_errors.FailedPreconditionError, _errors.InvalidArgumentError):  # type: ignore[misc]
+    """Processes have called different operations, or with other names, shapes or types. All get it.
+
+    It is what Horovod raises, and what TensorFlow raises where a function has the operation.
+    """
+
+    def __init__(self, node_def: Any, op: Any, message: str, *arguments: Any) -> None:
+        code = tf.errors.FAILED_PRECONDITION
+        tf.errors.OpError.__init__(self, node_def, op, message, code, *arguments)
+
+
 @contextmanager
 def internal_errors() -> Iterator[None]:
-    """Raise HorovodInternalError where others are lost within the block."""
+    """Raise HorovodInternalError where others are lost in the block, and Disagreement where they differ."""
     try:
         yield
+    except Disagreement:
+        raise
     except _LOSSES as error:
         raise HorovodInternalError(str(error)) from error
+    except tf.errors.InvalidArgumentError as error:
+        if _DIFFER in error.message:
+            raise Disagreement(error.node_def, error.op, error.message) from error
+        raise
 
 
 _world = sets.World(rank, size)

@@ -78,7 +78,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Average the logs. Processes with logs of other names get tf.errors.InvalidArgumentError."""
+        """Average the logs. Processes with logs of other names get Disagreement."""
         run = members_of(global_process_set)
         if not logs or run.size == 1:
             return
