@@ -40,6 +40,13 @@ for _ in range(2):
     same(hvd.allreduce(tf.ones(2) * r), [0.5, 0.5])
     same(tf.function(lambda: hvd.allreduce(tf.ones(2) * r))(), [0.5, 0.5])
 
+# Complex numbers are copied; what does not travel is refused.
+number = tf.Variable([1 + 2j * r])
+double = tf.Variable(2.0 + 1j * r, dtype=tf.complex128)
+hvd.broadcast_variables([number, double], 1)
+same(number, [1 + 2j]), same(double, 2 + 1j)
+raises(ValueError, lambda: hvd.broadcast_variables([tf.Variable(["a"])], 0), "string")
+
 # What differs is Horovod's error, and TensorFlow's.
 for act in (
     lambda: hvd.allreduce(tf.ones([2 + r])),

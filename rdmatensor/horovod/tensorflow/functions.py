@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...errors import UsageError
 from ...train.backend.tensorflow import equal, operations
 from ...train.backend.tensorflow.agree import label
 from ...train.run.session import current
@@ -27,11 +28,17 @@ def broadcast_variables(
     """Set variables of TensorFlow or Keras to their values in `root_rank`, a rank among all processes.
 
     All processes of the set call it, in eager code or in a tf.function. Their variables agree in number,
-    order, type, shape and, up to numbers, in name; or all get tf.errors.InvalidArgumentError. States of
-    Keras's seeds stay, so that processes drop out different units. Raises HorovodInternalError if a process
-    is lost.
+    order, type, shape and, up to numbers, in name; or all get Disagreement. States of Keras's seeds stay, so
+    that processes drop out different units. Raises HorovodInternalError if a process is lost, and UsageError
+    if variables have a type that does not travel, such as texts.
     """
     members, variables = members_of(process_set), list(variables)
+    for each in variables:
+        if not equal.travels(each):
+            raise UsageError(
+                f"broadcast_variables: {label(each)} is of {tf.as_dtype(each.dtype).name}, which does not "
+                "travel: leave it out, and send texts by broadcast_object"
+            )
     with internal_errors():
         if members is current():
             equal.broadcast_variables(members, variables, root_rank, "variables")

@@ -65,7 +65,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             return
         found = (*self.model.variables, *self.model.optimizer.variables)
         kept = [
-            each for each in found if not {id(each), id(getattr(each, "value", each))} & self._local
+            each
+            for each in found
+            if not {id(each), id(getattr(each, "value", each))} & self._local
+            and tf.as_dtype(each.dtype) != tf.string
         ]
         broadcast_variables(kept, self.root_rank)
         self.broadcast_done = True

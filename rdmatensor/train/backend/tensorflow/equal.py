@@ -25,6 +25,8 @@ _AT_ONCE = 8 << 20
 # Processors round differently, so that equal updates drift apart. What differs by a larger share of the
 # variable's largest value was not updated alike.
 _ROUNDING = 1e-3
+# What the numbers of a complex one travel as.
+_PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}
 
 
 def broadcast_variables(run: Session, variables: Sequence[Any], root: int, name: str) -> None:
@@ -120,9 +122,8 @@ def copy_from(run: Membership, variables: Sequence[Any], root: int, name: str) -
     by_type: dict[Any, list[Any]] = {}
     for each in variables:
         dtype = tf.as_dtype(each.dtype)
-        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-            continue  # such as the state of a string table, which no process changes
-        by_type.setdefault(dtype, []).append(each)
+        if dtype != tf.string:  # the state of a string table, for example, which no process changes
+            by_type.setdefault(dtype, []).append(each)
     for dtype, members in by_type.items():
         sizes = [
             (i, dtype, int(np.prod(each.shape)) * dtype.size) for i, each in enumerate(members)
@@ -139,9 +140,23 @@ def copy_from(run: Membership, variables: Sequence[Any], root: int, name: str) -
             for i, value in zip(bucket, started.finish(), strict=True):
                 # A variable would keep the memory of the operation, where the next one can use it.
                 value = tf.raw_ops.DeepCopy(x=value)
-                members[i].assign(tf.cast(value, tf.bool) if dtype.is_bool else value)
+                members[i].assign(_received(value, dtype))
+
+
+def travels(variable: Any) -> bool:
+    """Return whether `copy_from` copies variables of this one's type: numbers and truth values."""
+    dtype = tf.as_dtype(variable.dtype)
+    return bool(dtype in operations.TYPES or dtype in _PARTS or dtype.is_bool)
 
 
 def _sent(variable: Any) -> Any:
     value = tf.convert_to_tensor(variable)
+    if value.dtype in _PARTS:
+        return tf.bitcast(value, _PARTS[value.dtype])
     return tf.cast(value, tf.uint8) if value.dtype.is_bool else value
+
+
+def _received(value: Any, dtype: Any) -> Any:
+    if dtype in _PARTS:
+        return tf.bitcast(value, dtype)
+    return tf.cast(value, tf.bool) if dtype.is_bool else value

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # The attribute of a graph that has the token of the last operation in it, by group.
 _LAST = "_rdmatensor_last"
-_TYPES = {
+TYPES = {
     *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int16, tf.int32, tf.int64),
     *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
 }
@@ -146,7 +146,7 @@ def start(
             "together"
         )
     dtype = tensors[0].dtype if tensors else _ANY
-    if dtype not in _TYPES:
+    if dtype not in TYPES:
         raise UsageError(
             f"{_first_line(detail)}: tensors of {dtype.name} do not travel: cast them to another type, such "
             "as int8 or float32"
