@@ -40,12 +40,37 @@ for _ in range(2):
     same(hvd.allreduce(tf.ones(2) * r), [0.5, 0.5])
     same(tf.function(lambda: hvd.allreduce(tf.ones(2) * r))(), [0.5, 0.5])
 
+# Factors are not rounded to the 16 bits of the tensors that they scale.
+for dtype in (tf.float16, tf.bfloat16):
+    x = tf.cast(tf.range(1, 99), dtype)
+    third = tf.cast(tf.cast(x, tf.float32) * tf.constant(0.3), dtype)
+    same(hvd.allreduce(x, op=hvd.Max, prescale_factor=0.3), third)
+    same(hvd.allreduce(x, op=hvd.Max, postscale_factor=0.3), third)
+    same(hvd.grouped_allreduce([x, x], op=hvd.Max, prescale_factor=0.3)[1], third)
+    same(hvd.reducescatter(x, op=hvd.Max, postscale_factor=0.3), tf.split(third, 2)[r])
+    v = tf.Variable(x)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(v * x)
+    tape = hvd.DistributedGradientTape(tape, gradient_predivide_factor=3.0)
+    divided = tf.cast(tf.cast(x, tf.float32) * tf.constant(1 / 3), dtype)
+    back = tf.cast(tf.cast(divided + divided, tf.float32) * tf.constant(1.5), dtype)
+    same(tape.gradient(loss, v), back)
+
+# The mean of integers is exact.
+wide = tf.constant([2**60 + 1, -3 - r], tf.int64)
+same(hvd.allreduce(wide), [2**60 + 1, -3])
+same(hvd.grouped_allreduce([wide, wide])[1], [2**60 + 1, -3])
+same(hvd.reducescatter(wide), [[2**60 + 1], [-3]][r])
+for dtype in (tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16, tf.uint32, tf.uint64):
+    same(hvd.allreduce(tf.constant([3, 7 + r], dtype)), [3, 7])
+
 # Complex numbers are copied; what does not travel is refused.
 number = tf.Variable([1 + 2j * r])
 double = tf.Variable(2.0 + 1j * r, dtype=tf.complex128)
 hvd.broadcast_variables([number, double], 1)
 same(number, [1 + 2j]), same(double, 2 + 1j)
 raises(ValueError, lambda: hvd.broadcast_variables([tf.Variable(["a"])], 0), "string")
+raises(ValueError, lambda: hvd.allreduce(tf.constant(["a"]), prescale_factor=2.0), "string")
 
 # What differs is Horovod's error, and TensorFlow's.
 for act in (

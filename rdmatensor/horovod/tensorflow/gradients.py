@@ -26,7 +26,7 @@ from ...train.sync.base import Gradients
 from ..absent import refuse_adasum
 from ..reductions import Average, ReduceOp, Sum, chosen
 from .compression import Compression
-from .operations import grouped_allreduce
+from .operations import grouped_allreduce, scaled
 from .process import ProcessSet, global_process_set, internal_errors, members_of
 
 
@@ -120,8 +120,9 @@ def _dense(gradient: Any) -> Any:
 
 def _times(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)
+        values = scaled(gradient.values, factor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else scaled(gradient, factor)
 
 
 class HorovodOptimizer(Distributed):

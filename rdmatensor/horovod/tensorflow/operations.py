@@ -44,22 +44,33 @@ def _operation(function: _Function) -> _Function:
 
 
 def scaled(tensor: Any, factor: float) -> Any:
-    """Multiply a tensor. Integers are multiplied as float64, and lose what follows the point."""
+    """Multiply a tensor. Integers are multiplied as float64, and lose what follows the point.
+
+    Floats of 16 bits are multiplied as float32. Tensors of other types stay: operations refuse them.
+    """
     if isinstance(factor, (int, float)) and factor == 1.0:
         return tensor
-    if tensor.dtype.is_floating:
-        return tensor * tf.cast(factor, tensor.dtype)
-    product = tf.cast(tensor, tf.float64) * tf.cast(factor, tf.float64)
-    return tf.cast(product, tensor.dtype)
+    kind = tensor.dtype
+    if not (kind.is_floating or kind.is_integer):
+        return tensor
+    exact = tf.float64 if kind.is_integer else tf.float32 if kind.size < 4 else kind
+    return tf.cast(tf.cast(tensor, exact) * tf.cast(factor, exact), kind)
+
+
+def _mean_of(total: Any, size: int) -> Any:
+    """Divide a sum of integers by the number of processes. What follows the point is cut off."""
+    # The number of processes may be larger than integers of 8 bits, and sums of 64 bits than floats hold.
+    wide = tf.int32 if total.dtype.size < 4 else total.dtype
+    return tf.cast(tf.truncatediv(tf.cast(total, wide), tf.cast(size, wide)), total.dtype)
 
 
 def _combined(members: Any, act: Any, tensor: Any, op: ReduceOp, name: str) -> Any:
     """Reduce a tensor by `act`, also to the mean of integers."""
     if op != Average:
         return act(members, tensor, _REDUCTIONS[op], name)
-    if tensor.dtype.is_floating:
+    if not tensor.dtype.is_integer:
         return act(members, tensor, "mean", name)
-    return scaled(act(members, tensor, "sum", name), 1.0 / members.size)
+    return _mean_of(act(members, tensor, "sum", name), members.size)
 
 
 @_operation
@@ -145,7 +156,7 @@ def _reduced(members: Any, tensors: list[Any], op: ReduceOp, name: str) -> list[
         return [tf.identity(each) for each in tensors]
     if len(tensors) == 1:
         return [_combined(members, operations.all_reduce, tensors[0], op, name)]
-    mean = op == Average and tensors[0].dtype.is_floating
+    mean = op == Average and not tensors[0].dtype.is_integer
     more = (
         operations.averaging(tensors[0].dtype, members.size)
         if mean
@@ -160,7 +171,7 @@ def _reduced(members: Any, tensors: list[Any], op: ReduceOp, name: str) -> list[
 
         found = operations.start(members.handle, "all_reduce", list(values), name, **more).finish()
         if op == Average and not mean:
-            found = [scaled(each, 1.0 / members.size) for each in found]
+            found = [_mean_of(each, members.size) for each in found]
         return found, gradient
 
     return list(tf.custom_gradient(apply)(*tensors))
