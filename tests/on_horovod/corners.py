@@ -64,13 +64,25 @@ same(hvd.reducescatter(wide), [[2**60 + 1], [-3]][r])
 for dtype in (tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16, tf.uint32, tf.uint64):
     same(hvd.allreduce(tf.constant([3, 7 + r], dtype)), [3, 7])
 
-# Complex numbers are copied; what does not travel is refused.
+# Truth values and complex numbers travel where nothing is added up; what does not is refused.
+same(hvd.alltoall(tf.constant([True, r == 1])), [r == 0, True])
+got, counts = hvd.alltoall(tf.constant([True, False, r == 1]), [1, 2])
+same(got, [False, False, False, True] if r else [True, True]), same(counts, [r + 1] * 2)
 number = tf.Variable([1 + 2j * r])
 double = tf.Variable(2.0 + 1j * r, dtype=tf.complex128)
 hvd.broadcast_variables([number, double], 1)
 same(number, [1 + 2j]), same(double, 2 + 1j)
 raises(ValueError, lambda: hvd.broadcast_variables([tf.Variable(["a"])], 0), "string")
 raises(ValueError, lambda: hvd.allreduce(tf.constant(["a"]), prescale_factor=2.0), "string")
+
+# Gradients from above in another type; none of Max; rows.
+w = tf.Variable(tf.ones([4], tf.float64))
+with tf.GradientTape() as tape:
+    out, _ = hvd.alltoall(w, [1, 2])
+same(tape.gradient(out, w, tf.ones([out.shape[0]])), [1, 1, 1, 0])
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(hvd.reducescatter(w, op=hvd.Max))
+raises(ValueError, lambda: tape.gradient(loss, w), "no gradient")
 
 # What differs is Horovod's error, and TensorFlow's.
 for act in (

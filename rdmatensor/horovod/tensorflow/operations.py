@@ -309,6 +309,12 @@ def alltoall(
                 f"{called}: splits have shape {wanted.shape}: give {members.size} numbers"
             )
 
+    if tensor.dtype.is_bool:
+        sent = tf.cast(tensor, tf.uint8)
+        found, received = ragged.all_to_all(members, sent, wanted, called)
+        found = tf.cast(found, tf.bool)
+        return found if splits is None else (found, tf.cast(received, kind))
+
     def apply(value: Any) -> Any:
         found, received = ragged.all_to_all(members, value, wanted, called)
 
@@ -316,7 +322,7 @@ def alltoall(
             back, _ = ragged.all_to_all(members, upstream, received, f"gradient of {called}")
             # Rows beyond the splits went nowhere.
             rest = tf.shape(value)[0] - tf.shape(back)[0]
-            return tf.concat([back, tf.zeros_like(value[:rest])], 0)
+            return tf.concat([back, tf.zeros_like(value[:rest], back.dtype)], 0)
 
         counts.append(tf.cast(received, kind))
         return found, gradient
@@ -341,7 +347,7 @@ def reducescatter(
     """Return this process's rows of what allreduce gives; the first processes have one more if need be.
 
     The gradient is that of Horovod: gradients are gathered, and multiplied by the factors and, for Sum, by
-    the number of processes.
+    the number of processes. Of Min, Max and Product there is none.
     """
     how, members, called = chosen(None, op), members_of(process_set), name or "reducescatter"
     refuse_adasum(how)
@@ -349,6 +355,8 @@ def reducescatter(
 
     def apply(value: Any) -> Any:
         def gradient(upstream: Any) -> Any:
+            if how not in (Average, Sum):
+                raise UsageError(f"{called}: {how.name} has no gradient: use Sum or Average")
             factor = prescale_factor * postscale_factor * (members.size if how == Sum else 1)
             every, _ = ragged.all_gather(members, scaled(upstream, factor), f"gradient of {called}")
             return every
