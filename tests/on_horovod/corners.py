@@ -74,6 +74,8 @@ hvd.broadcast_variables([number, double], 1)
 same(number, [1 + 2j]), same(double, 2 + 1j)
 raises(ValueError, lambda: hvd.broadcast_variables([tf.Variable(["a"])], 0), "string")
 raises(ValueError, lambda: hvd.allreduce(tf.constant(["a"]), prescale_factor=2.0), "string")
+found = hvd.broadcast_([tf.Variable([r]), tf.Variable([2.0 * r])], 1)
+same(found[0], [1]), same(found[1], [2.0])
 
 # Gradients from above in another type; none of Max; rows.
 w = tf.Variable(tf.ones([4], tf.float64))
@@ -83,6 +85,21 @@ same(tape.gradient(out, w, tf.ones([out.shape[0]])), [1, 1, 1, 0])
 with tf.GradientTape() as tape:
     loss = tf.reduce_sum(hvd.reducescatter(w, op=hvd.Max))
 raises(ValueError, lambda: tape.gradient(loss, w), "no gradient")
+same(
+    hvd.grouped_reducescatter([w], "", hvd.Compression.none, hvd.Sum, hvd.global_process_set)[0],
+    [2, 2],
+)
+
+# Gradients that stay here.
+layer = tf.keras.layers.Dense(1, use_bias=False)
+layer.build([1, 1])
+with tf.GradientTape() as tape:
+    loss = layer(tf.ones([1, 1]) * (r + 1.0))[0, 0] + tf.cast(w[0], tf.float32) * (r + 1.0)
+more = ("", "", hvd.Compression.none, False, hvd.Average, 1.0, 0, None, hvd.global_process_set)
+tape = hvd.PartialDistributedGradientTape(tape, *more, layer)
+((mine, here),), ((all_of, there),) = tape.get_local_and_global_gradients(loss, [layer.kernel, w])
+assert mine is layer.kernel and all_of is w
+same(here, [[(r + 1) / 2]]), same(there[:1], [1.5])
 
 # What differs is Horovod's error, and TensorFlow's.
 for act in (

@@ -18,6 +18,7 @@ from ..reductions import Adasum, Average, HorovodInternalError, Max, Min, Produc
 from .compression import Compression
 from .functions import (
     allgather_object,
+    broadcast_,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
@@ -96,6 +97,7 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_",
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",

@@ -50,6 +50,18 @@ def broadcast_variables(
         equal.copy_from(members, variables, list(members.ranks).index(root_rank), "variables")
 
 
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Do what broadcast_variables does. Return the values."""
+    variables = list(variables)
+    broadcast_variables(variables, root_rank, process_set)
+    return [tf.identity(each) for each in variables]
+
+
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,

@@ -260,6 +260,17 @@ class _Tape:
         combined = self._horovod.combine(grads, tf.nest.flatten(sources), "a tape")
         return tf.nest.pack_sequence_as(found, combined, expand_composites=False)
 
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, **named: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """Return pairs of variables and gradients: of those that stay here, and of the combined ones."""
+        named.pop("use_generic_names", None)
+        found = self.gradient(target, sources, output_gradients, **named)
+        pairs: tuple[list[Any], list[Any]] = ([], [])
+        for source, gradient in zip(sources, found, strict=True):
+            pairs[_reference(source) not in self._horovod.local].append((source, gradient))
+        return pairs
+
     def register_local_source(self, source: Any) -> None:
         """Let the gradient of a variable stay in this process."""
         self._horovod.keep([source])
@@ -298,10 +309,29 @@ def DistributedGradientTape(  # noqa: N802  the name is Horovod's
 
 
 def PartialDistributedGradientTape(  # noqa: N802  the name is Horovod's
-    gradtape: Any, *more: Any, local_layers: Any = None, **named: Any
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
 ) -> Any:
     """Return what DistributedGradientTape does; gradients of `local_layers` stay in this process."""
-    tape = DistributedGradientTape(gradtape, *more, **named)
+    tape = DistributedGradientTape(
+        gradtape,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
     tape._horovod.keep(weights_of(local_layers))
     return tape
 

@@ -373,11 +373,11 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Any = Compression.none,
     op: int = Average,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
 ) -> list[Any]:
     """Do what reducescatter does, for several tensors."""
     return [

@@ -105,6 +105,7 @@ def DistributedOptimizer(  # noqa: N802  the name is Horovod's
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
+    *,  # horovod.keras and horovod.tensorflow.keras have what follows in different orders
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
