@@ -96,6 +96,42 @@ again.fit(x, y, verbose=0)
 np.testing.assert_array_equal(hvd.broadcast(again.get_weights()[0], 1), again.get_weights()[0])
 assert type(again.optimizer).__name__ == "SGD" and int(again.optimizer.iterations) == 13
 
+
+# Optimizers of the program's own are loaded by their classes.
+class Descent(keras.optimizers.SGD):
+    """An optimizer of the program's own."""
+
+
+def wrapped():
+    keras.utils.set_random_seed(1 + r)
+    inner, recurrent = keras.Sequential([keras.layers.Dense(3)]), keras.layers.LSTM(1)
+    layers = [keras.layers.TimeDistributed(inner), keras.layers.Bidirectional(recurrent)]
+    model = keras.Sequential([keras.Input((4, 4)), *layers, keras.layers.Dense(1)])
+    model.compile(
+        hvd.DistributedOptimizer(Descent(0.1, momentum=0.9), backward_passes_per_step=2), "mse"
+    )
+    return model
+
+
+path = f"{sys.argv[1]}/wrapped_{r}.keras"
+resumed = wrapped()
+cubes = np.random.default_rng(r).random((32, 4, 4))
+resumed.fit(cubes, y, verbose=0)
+resumed.save(path)
+try:
+    hvd.load_model(path, custom_objects={"Descent": lambda **settings: Descent(**settings)})
+except ValueError as error:
+    assert "give the class" in str(error)
+else:
+    raise AssertionError("a function is no optimizer")
+
+# Sums of passes stay sums.
+loaded = hvd.load_model(path, custom_optimizers=[Descent]).optimizer
+means = hvd.load_model(path, custom_objects={"Descent": Descent}, average_aggregated_gradients=True)
+for optimizer, factor in ((loaded, 2.0), (means.optimizer, 1.0)):
+    (gradient,) = optimizer._clip_gradients([tf.ones([1])])
+    assert float(gradient[0]) == factor
+
 # Another model in one process is an error in both, not a sum.
 other = made() if r else keras.Sequential([keras.layers.Dense(2, name="b"), keras.layers.Dense(1)])
 if not r:

@@ -161,6 +161,11 @@ class _Summing:
         return super()._clip_gradients([_times(each, float(passes)) for each in grads])  # type: ignore[misc]
 
 
+def sum_passes(optimizer: Any) -> None:
+    """Let an optimizer that accumulates gradients apply their sum."""
+    mixin.add(optimizer, _Summing)
+
+
 @cache
 def _name_losses() -> None:
     """Let the training functions of Keras raise HorovodInternalError."""
@@ -242,7 +247,7 @@ def DistributedOptimizer(  # noqa: N802  the name is Horovod's
     if passes > 1:
         inner.gradient_accumulation_steps = passes
         if not average_aggregated_gradients:
-            mixin.add(inner, _Summing)
+            sum_passes(inner)
     _name_losses()
     return result
 

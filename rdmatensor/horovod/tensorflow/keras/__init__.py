@@ -15,6 +15,7 @@ import keras as _keras
 import tensorflow as _tf
 
 from ....errors import UsageError as _UsageError
+from ....train.backend.optimizers import leaves_of as _leaves_of
 from ...absent import refuse as _refuse
 from .. import (
     Average,
@@ -180,16 +181,29 @@ def load_model(
     custom_objects: Any = None,
     compression: Any = Compression.none,
     legacy_opts: bool = False,
+    average_aggregated_gradients: bool = False,
 ) -> Any:
     """Load a model of Keras, and make its optimizer, with its state, a DistributedOptimizer.
 
-    Raises what keras.models.load_model raises, and UsageError if the model was saved without an optimizer.
+    An optimizer that was saved with `backward_passes_per_step` applies the sum of so many gradients again, or
+    their mean with `average_aggregated_gradients`. Raises what keras.models.load_model raises, and UsageError
+    if the model was saved without an optimizer, or if a function is given for one.
     """
     objects = {each.__name__: each for each in custom_optimizers or ()} | dict(custom_objects or {})
-    model = _keras.models.load_model(filepath, custom_objects=objects)
+    try:
+        model = _keras.models.load_model(filepath, custom_objects=objects)
+    except ValueError as error:
+        if "optimizer identifier" not in str(error):
+            raise
+        raise _UsageError(
+            f"{filepath}: {error}: give the class of the optimizer, which load_model distributes"
+        ) from error
     if getattr(model, "optimizer", None) is None:
         raise _UsageError(f"{filepath} has no optimizer: load it with keras, and compile it")
     DistributedOptimizer(model.optimizer, compression=compression)
+    for each in _leaves_of(model.optimizer):
+        if each.gradient_accumulation_steps and not average_aggregated_gradients:
+            _gradients.sum_passes(each)
     return model
 
 
