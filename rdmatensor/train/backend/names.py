@@ -14,6 +14,8 @@ import keras
 
 # What has names of its class and a number.
 _NAMED = keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.losses.Loss
+# Models and wrappers, by the names that Keras gives them.
+_AROUND = "sequential|functional|time_distributed|bidirectional|rnn|spectral_normalization"
 # What Keras makes of the names of classes, as far as it has been asked for.
 _known = {"variable"}
 
@@ -24,6 +26,17 @@ def plain(text: str) -> str:
     Names that a program gives stay whole, unless they end with the name of a class and a number.
     """
     return re.sub(r"\w+", lambda word: _plain_word(word.group()), text)
+
+
+def unwrapped(path: str) -> str:
+    """Return the path of a variable, which is plain, without the models and wrappers around its layer.
+
+    A layer that was built alone, such as by adapt(), has no model in its path, and one that was loaded from a
+    file no wrapper. Nor have their slots, in whose names an optimizer puts those of the variables.
+    """
+    *around, last = re.sub(f"^(({_AROUND})/)+(?=.)", "", path).split("/")
+    around = [*(each for each in around[:-1] if not re.fullmatch(_AROUND, each)), *around[-1:]]
+    return "/".join([*around, re.sub(f"(?<![^_])({_AROUND})_", "", last)])
 
 
 def _plain_word(word: str) -> str:

@@ -14,22 +14,19 @@ import keras
 import tensorflow as tf
 
 from ...run.session import Session
-from ..names import plain
+from ..names import plain, unwrapped
 from . import operations
 from .parts import both, part_of
 
 # The attribute of a variable that has its number, and the generation of the run in which it got that.
 _NUMBER = "_rdmatensor_number"
-# Models that Keras names.
-_UNNAMED = ("sequential/", "functional/")
 
 
 def label(variable: Any) -> str:
     """Return the name of a variable in operations and errors. Call `agree` first."""
-    path = plain(str(getattr(variable, "path", None) or variable.name).removesuffix(":0"))
-    # A layer that was built alone, such as by adapt(), has no model in its path.
-    while path.startswith(_UNNAMED):
-        path = path.partition("/")[2]
+    path = unwrapped(
+        plain(str(getattr(variable, "path", None) or variable.name).removesuffix(":0"))
+    )
     number = getattr(variable, _NUMBER, (None, None))[1]
     return path if number is None else f"{path} (variable {number})"
 

@@ -13,7 +13,7 @@ import numpy as np
 from ....errors import UsageError
 from ...run.session import Session
 from ..base import Array, backend
-from ..names import plain
+from ..names import plain, unwrapped
 from ..seeds import is_seed
 
 # Processors round differently, so that equal updates drift apart. What differs by a larger share of the
@@ -23,7 +23,7 @@ _ROUNDING = 1e-3
 
 def label(variable: Any) -> str:
     """Return the name of a variable in operations and errors, which is the same in all processes."""
-    return plain(str(variable.path))
+    return unwrapped(plain(str(variable.path)))
 
 
 def broadcast_variables(run: Session, variables: Sequence[Any], root: int, name: str) -> None:
