@@ -137,7 +137,7 @@ def kill_and_resume(backup: str, dies: str = "") -> Any:
 
 def disagreements() -> Any:
     """What a process is told if another one does something else."""
-    ways = "shape", "name", "kind", "type", "steps", "model", "gradients", "synchronizers"
+    ways = "shape", "name", "kind", "type", "mean", "steps", "model", "gradients", "synchronizers"
     return {how: disagree(how) for how in ways}
 
 
@@ -153,6 +153,8 @@ def disagree(how: str) -> Any:
             (rt.ops.all_gather if odd else rt.ops.all_reduce)(tf.zeros([2]), name="values")
         elif how == "type":
             rt.ops.all_reduce(tf.zeros([2], tf.float64 if odd else tf.float32), name="values")
+        elif how == "mean":
+            rt.ops.reduce_scatter(tf.zeros([2]), "mean" if odd else "sum", name="values")
         elif how == "steps":
             _uneven(odd)
         elif how == "model":

@@ -136,6 +136,7 @@ def test_disagreement_names_both(tmp_path: Path) -> None:
         "name": ["of the loss", "of the model"],
         "kind": ["all_reduce of float32", "all_gather of float32"],
         "type": ["all_reduce of float32", "all_reduce of float64"],
+        "mean": ["values, times 0.5"],
         "steps": ["processes have 2 to 4 batches", "uneven=True"],
         "model": ["(Dense) is not the same", "units is 16 at rank 0, and 17 at rank 1"],
         "gradients": ["gradients 1 of 1 of sgd: number 1 is two/", "head0/bias", "head1/bias"],

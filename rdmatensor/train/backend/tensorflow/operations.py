@@ -153,6 +153,9 @@ def start(
         )
     refuse_sessions(detail)
     refuse_xla(detail)
+    if scale != 1.0:  # which the core does not compare
+        heading = _first_line(detail)
+        detail = f"{heading}, times {scale:g}{detail[len(heading) :]}"
     # Tensors in the memory of accelerators are brought here by TensorFlow.
     with tf.device("/CPU:0"):
         last = _last_operations()
