@@ -159,6 +159,8 @@ raises(wrong, lambda: hvd.allreduce(torch.ones(2 + r)), "[2]", "[3]")
 raises(wrong, lambda: hvd.allreduce(torch.ones([[6], [2, 3]][r])), "[6]", "[2, 3]")
 raises(wrong, lambda: hvd.allreduce(torch.ones(2, dtype=[torch.float32, torch.int32][r])), "int32")
 raises(wrong, lambda: hvd.allreduce(x, op=[hvd.Min, hvd.Max][r]), "min", "max")
+op = [hvd.Sum, hvd.Average][r]
+raises(wrong, lambda: hvd.sparse_allreduce_async(rows, "rows", op)(), "sum", "average")
 raises(wrong, lambda: hvd.allgather(torch.ones(2, 2 + r)), "[any, 2]", "[any, 3]")
 raises(wrong, lambda: hvd.broadcast(torch.ones(2 + r), 0), "[2]", "[3]")
 raises(wrong, lambda: hvd.broadcast(x, r), "rank 0", "rank 1")

@@ -88,6 +88,9 @@ class Settings(Gradients, OptimizerHooks):
         reduction: Any = "sum" if self.op == Sum or self.predivide != 1.0 else "mean"
         if self.predivide != 1.0:
             grads = [_times(each, 1.0 / self.predivide) for each in grads]
+        # What is divided before and after is a sum between, and would fit to those of other settings.
+        first = f", divided by {self.predivide} first" if self.predivide != 1.0 else ""
+        name = f"{name} by {self.op.name.lower()}{first}"
         sent = wire[self.compression]
         found = averages.mean(members, grads, "auto", sent, name, names, reduction)
         if self.predivide != 1.0:

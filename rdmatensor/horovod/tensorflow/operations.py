@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from numbers import Real
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -55,6 +56,13 @@ def scaled(tensor: Any, factor: float) -> Any:
         return tensor
     exact = tf.float64 if kind.is_integer else tf.float32 if kind.size < 4 else kind
     return tf.cast(tf.cast(tensor, exact) * tf.cast(factor, exact), kind)
+
+
+def _called(name: str, op: ReduceOp, *factors: Any) -> str:
+    """Return the name of an operation with all else that has to be the same in all processes."""
+    known = [float(each) for each in factors if isinstance(each, Real)]
+    scaling = "".join(f", times {each}" for each in known if known != [1.0, 1.0])
+    return f"{name} by {op.name.lower()}{scaling}"
 
 
 def _mean_of(total: Any, size: int) -> Any:
@@ -123,7 +131,7 @@ def grouped_allreduce(
     """Do what allreduce does, for several tensors, in one operation for each type."""
     how, members = chosen(average, op), members_of(process_set)
     refuse_adasum(how)
-    name = name or "grouped_allreduce"
+    name = _called(name or "grouped_allreduce", how, prescale_factor, postscale_factor)
     results: list[Any] = list(tensors)
     by_type: dict[Any, list[int]] = {}
     kept: dict[int, Any] = {}
@@ -349,8 +357,9 @@ def reducescatter(
     The gradient is that of Horovod: gradients are gathered, and multiplied by the factors and, for Sum, by
     the number of processes. Of Min, Max and Product there is none.
     """
-    how, members, called = chosen(None, op), members_of(process_set), name or "reducescatter"
+    how, members = chosen(None, op), members_of(process_set)
     refuse_adasum(how)
+    called = _called(name or "reducescatter", how, prescale_factor, postscale_factor)
     sent, kept = compression.compress(tf.convert_to_tensor(tensor))
 
     def apply(value: Any) -> Any:

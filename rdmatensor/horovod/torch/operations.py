@@ -299,9 +299,8 @@ def sparse_allreduce_async(
             f"{called}: the tensor has the layout {tensor.layout}: call allreduce_async"
         )
     indices, values = tensor.detach()._indices(), tensor.detach()._values()
-    parts = gathered(
-        [indices.t().contiguous(), values], named("sparse_allreduce", called), process_set
-    )
+    text = named("sparse_allreduce", called, f"{how.name.lower()} of {list(tensor.shape)}")
+    parts = gathered([indices.t().contiguous(), values], text, process_set)
     size = members_of(process_set).size()
 
     def finish() -> torch.Tensor:
