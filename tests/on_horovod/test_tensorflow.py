@@ -17,11 +17,13 @@ from support.ports import free_ports
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("program", ["operations.py", "corners.py"])
-def test_operations(program: str) -> None:
-    done = launched(2, HERE / program)
+@pytest.mark.parametrize(
+    ("program", "size"), [("operations.py", 2), ("corners.py", 2), ("sets.py", 3)]
+)
+def test_operations(program: str, size: int) -> None:
+    done = launched(size, HERE / program)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count('"OK"') == 2
+    assert done.stdout.count('"OK"') == size
 
 
 def test_loop_by_hand_equals_one_process(tmp_path: Path) -> None:

@@ -127,8 +127,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 def shutdown() -> None:
     """Leave the other processes. init() joins them again, without the process sets."""
+    groups = [each.members for each in _world.sets.values()]
     _world.forget()
     session.shutdown()
+    for each in groups:
+        if isinstance(each, Subgroup) and each in each.parts:
+            each.parts.remove(each)
 
 
 is_initialized = _world.is_initialized
