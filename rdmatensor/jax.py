@@ -14,25 +14,30 @@ jaxlib's collectives "mpi" load an MPI at run time; the one of this package cons
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import itertools
 import os
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from . import metrics
 from ._api.extras import needed_by
+from ._api.hlo import partitions
 from ._api.wait import milliseconds
 from ._ffi import ffi
 from ._tools.roles import Role, device_of, join, role_of
 from .device import Device
-from .errors import UsageError, check
+from .errors import Unsupported, UsageError, check
 from .group import Group
 
 __all__ = ["use"]
@@ -65,6 +70,16 @@ class _Use:
         except BaseException:
             self.device.close()
             raise
+
+    def announce(self, cliques: Sequence[Sequence[Any]]) -> None:
+        """Tell of the cliques of a program that begins."""
+        numbers = [
+            number
+            for each in cliques
+            for number in (each[0].id, len(each), *(device.process_index for device in each))
+        ]
+        given = (ctypes.c_int32 * len(numbers))(*numbers)
+        check(self.library.rdt_mpi_program(given, len(numbers)))
 
     def tell_failure(
         self,
@@ -163,6 +178,71 @@ def _tell_jax(used: _Use) -> None:
     # Slurm sets its variables also for a shell in which `rdmatensor launch` runs.
     ClusterEnv._cluster_types.remove(RdmatensorCluster)
     ClusterEnv._cluster_types.insert(0, RdmatensorCluster)
+    _announce_programs(used)
+
+
+def _announce_programs(used: _Use) -> None:
+    """Tell the library, before a program runs for the first time, whom its operations concern: XLA does not.
+
+    XLA asks the library for groups then. So the program is waited for, lest the next one be taken for it.
+    """
+    import jax
+    from jax._src.interpreters.pxla import ExecuteReplicated
+
+    run = ExecuteReplicated.__call__
+    known: weakref.WeakSet[Any] = weakref.WeakSet()
+    one_by_one = threading.RLock()
+
+    @wraps(run)
+    def announced(program: Any, *arguments: Any) -> Any:
+        cliques = [] if program in known else _cliques_of(program, used.role.rank)
+        if not cliques:
+            known.add(program)
+            return run(program, *arguments)
+        with one_by_one:
+            used.announce(cliques)
+            results = run(program, *arguments)
+            with contextlib.suppress(Exception):  # whoever uses the results is told
+                jax.block_until_ready(results)
+        known.add(program)
+        return results
+
+    ExecuteReplicated.__call__ = announced
+
+
+def _cliques_of(program: Any, rank: int) -> list[tuple[Any, ...]]:
+    """Return the devices of each clique with which this process works together in a program.
+
+    Raises Unsupported if a process has several of the devices, or cliques cannot be told from each other.
+    """
+    if program.backend.platform != "cpu":
+        return []
+    shardings = [*program.in_handler.in_shardings, *program.out_handler.out_shardings]
+    devices = next(
+        (each._device_assignment for each in shardings if hasattr(each, "device_set")), ()
+    )
+    texts = (each.to_string() for each in program.xla_executable.hlo_modules())
+    found: dict[tuple[int, ...], bool] = {}
+    for partition in itertools.chain.from_iterable(map(partitions, texts)):
+        if len({each.process_index for each in devices}) < len(devices):
+            raise Unsupported(
+                "a process has several devices: start one process for each device, without "
+                "--xla_force_host_platform_device_count or jax_num_cpu_devices",
+                "UNSUPPORTED",
+            )
+        for group in partition.groups:
+            if any(devices[each].process_index == rank for each in group):
+                found[group] = found.get(group, False) or partition.sure
+    cliques = [tuple(devices[each] for each in group) for group in found]
+    places = [(each[0].id, [d.process_index for d in each].index(rank)) for each in cliques]
+    for place, sure in zip(places, found.values(), strict=True):
+        if not sure and places.count(place) > 1:
+            raise Unsupported(
+                "a branch of a program (jax.lax.cond) has a collective operation of other devices than "
+                "operations elsewhere in it have: move it out of the branch",
+                "UNSUPPORTED",
+            )
+    return cliques
 
 
 def _coordinator(group: Group, role: Role, timeout: float) -> str:

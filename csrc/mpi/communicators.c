@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Communicators, and how the world's is divided. XLA divides it for each clique, the devices that a collective concerns:
- * the color is the first device's number, and the key is a device's place in the clique.
+ * the color is the first device's number, and the key is a device's place in the clique. It does so once for a clique, only
+ * where the clique is, and does not tell its other devices: rdt_mpi_program does. Without it, all processes have to divide the
+ * world at the same time, and tell each other their colors and keys.
  */
 #include "mpi/communicators.h"
 
@@ -16,6 +18,8 @@
 #include "mpi/mpi.h"
 
 #define PATIENCE_NS 10000000 /* between two attempts to end what began just now */
+#define COULD_NOT_CONNECT \
+  "the processes of a program, which all of them have to start, could not connect"
 #define NOT_BEGUN "rdmatensor.jax.use() was not called in this process before JAX began"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -27,6 +31,17 @@ static rdt_mpi_comm *others;
 static int timeout_ms;
 static bool begun, ended;
 static uint64_t divisions;
+
+/* A clique that a program has, with the ranks of its processes in the order of its devices. */
+typedef struct clique {
+  struct clique *next;
+  int color;
+  uint32_t size;
+  int processes[];
+} clique;
+
+/* Those of the last program first, each in the order in which XLA needs them. */
+static clique *cliques;
 
 /* Returns the communicator; NULL if there is none with this handle. The caller has the lock. */
 static rdt_mpi_comm *find(rdt_mpi_handle handle) {
@@ -196,6 +211,98 @@ int MPIABI_Comm_free(rdt_mpi_handle *handle) {
   return RDT_MPI_SUCCESS;
 }
 
+static bool same_processes(const clique *each, const int *processes, uint32_t size) {
+  return each->size == size && !memcmp(each->processes, processes, size * sizeof(*processes));
+}
+
+/* Puts a clique after those of its program that `link` has passed; it is in the list once. NULL: no memory left. The
+ * caller has the lock. */
+static clique **add_clique(clique **link, const int32_t *numbers) {
+  const uint32_t size = (uint32_t)numbers[1];
+  for (clique **old = link; *old;) {
+    clique *each = *old;
+    if (each->color == numbers[0] && same_processes(each, numbers + 2, size)) {
+      *old = each->next;
+      free(each);
+    } else {
+      old = &each->next;
+    }
+  }
+  clique *made = calloc(1, sizeof(*made) + size * sizeof(*made->processes));
+  if (!made) return NULL;
+  made->color = numbers[0];
+  made->size = size;
+  memcpy(made->processes, numbers + 2, size * sizeof(*made->processes));
+  made->next = *link;
+  *link = made;
+  return &made->next;
+}
+
+rdt_status rdt_mpi_program(const int32_t *numbers, uint32_t count) {
+  rdt_status status = RDT_OK;
+  pthread_mutex_lock(&lock);
+  clique **link = &cliques;
+  for (uint32_t at = 0; status == RDT_OK && at < count;) {
+    const uint32_t left_over = count - at;
+    const uint32_t size = left_over > 2 && numbers[at + 1] > 0 ? (uint32_t)numbers[at + 1] : 0;
+    bool valid = size && size <= left_over - 2;
+    for (uint32_t i = 0; valid && i < size; i++)
+      valid = numbers[at + 2 + i] >= 0 && (uint32_t)numbers[at + 2 + i] < world.size;
+    if (!valid)
+      status = RDT_ERR_INVALID;
+    else if (!(link = add_clique(link, numbers + at)))
+      status = RDT_ERR_NO_MEMORY;
+    at += 2 + size;
+  }
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+
+/* Whether XLA has a communicator of the clique, for which it never asks again. The caller has the lock. */
+static bool is_held(const clique *each) {
+  const rdt_mpi_comm *comm = others;
+  while (comm && !(comm->announced && comm->color == each->color &&
+                   same_processes(each, comm->processes, comm->size)))
+    comm = comm->next;
+  return comm != NULL;
+}
+
+/* Lets the communicator be that of the clique which XLA means. Returns 0, or the error. */
+static int find_members(int color, int key, rdt_mpi_comm *comm) {
+  pthread_mutex_lock(&lock);
+  const clique *each = cliques;
+  while (each && (each->color != color || (uint32_t)key >= each->size ||
+                  each->processes[key] != (int)world.rank || is_held(each)))
+    each = each->next;
+  if (each) comm->processes = malloc(each->size * sizeof(*comm->processes));
+  if (comm->processes) {
+    memcpy(comm->processes, each->processes, each->size * sizeof(*comm->processes));
+    comm->size = each->size;
+    comm->rank = (uint32_t)key;
+    comm->announced = true;
+    comm->color = color;
+  }
+  pthread_mutex_unlock(&lock);
+  if (comm->processes) return RDT_MPI_SUCCESS;
+  if (each) return rdt_mpi_fail("no memory left");
+  return rdt_mpi_fail("XLA asks for devices, the first one with number %d, that concern no program",
+                      color);
+}
+
+/* Makes the group of the clique. Returns 0, or the error. */
+static int connect_clique(int color, int key, rdt_mpi_comm *comm) {
+  if (find_members(color, key, comm)) return RDT_MPI_ERR_OTHER;
+  uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+  for (uint32_t i = 0; i < comm->size; i++)
+    hash = (hash ^ (uint64_t)comm->processes[i]) * 0x100000001b3u;
+  char name[48];
+  snprintf(name, sizeof(name), "jax clique %llx", (unsigned long long)hash);
+  if (comm->size == 1 || rdt_group_split(world.group, name, (const uint32_t *)comm->processes,
+                                         comm->size, timeout_ms, &comm->group) == RDT_OK)
+    return RDT_MPI_SUCCESS;
+  return rdt_mpi_comm_fail(comm, COULD_NOT_CONNECT);
+}
+
 /* Each process contributes one of these when the world is divided. */
 typedef struct member {
   int32_t color, key, process;
@@ -204,6 +311,7 @@ typedef struct member {
 
 static int compare(const void *left_member, const void *right_member) {
   const member *a = left_member, *b = right_member;
+  if (a->color != b->color) return (a->color > b->color) - (a->color < b->color);
   return a->key != b->key ? (a->key > b->key) - (a->key < b->key) : a->process - b->process;
 }
 
@@ -229,18 +337,28 @@ static uint32_t gather(rdt_mpi_comm *all, member own, member *members, uint64_t 
   return all->size;
 }
 
-/* Keeps the members of the color, in the order of their keys, and returns how many. */
+/* Whether each color has all its keys; `members` are in order. Where one has not, processes mean different programs, and
+ * a color that seems whole may lack members too. */
+static bool are_whole(const member *members, uint32_t count) {
+  int32_t key = 0;
+  for (uint32_t i = 0; i < count; i++, key++) {
+    if (i && members[i].color != members[i - 1].color) key = 0;
+    if (members[i].color != RDT_MPI_UNDEFINED && members[i].key != key) return false;
+  }
+  return true;
+}
+
+/* Keeps the members of the color, in their order, and returns how many. */
 static uint32_t select_color(member *members, uint32_t count, int color) {
   uint32_t found = 0;
   for (uint32_t i = 0; i < count; i++)
     if (members[i].color == color) members[found++] = members[i];
-  qsort(members, found, sizeof(*members), compare);
   return found;
 }
 
 /* Makes the group of the members. Returns 0, or the error. */
 static int connect_members(rdt_mpi_comm *all, rdt_mpi_comm *comm, const member *members,
-                           uint32_t count, uint64_t number) {
+                           uint32_t count, bool whole, uint64_t number) {
   uint32_t *ranks = calloc(count, sizeof(*ranks));
   comm->processes = calloc(count, sizeof(*comm->processes));
   if (!ranks || !comm->processes) {
@@ -248,24 +366,22 @@ static int connect_members(rdt_mpi_comm *all, rdt_mpi_comm *comm, const member *
     return rdt_mpi_fail("no memory left");
   }
   comm->size = count;
-  bool gap = false;
   for (uint32_t i = 0; i < count; i++) {
     ranks[i] = (uint32_t)members[i].process;
     comm->processes[i] = members[i].process;
-    gap |= members[i].key != (int32_t)i;
     if (ranks[i] == all->rank) comm->rank = i;
   }
   char name[48];
   snprintf(name, sizeof(name), "jax clique %llu/%u", (unsigned long long)number, ranks[0]);
   int error = RDT_MPI_SUCCESS;
-  if (gap)
+  if (!whole)
     error = rdt_mpi_fail(
         "a process has several devices, or takes no part in a program that concerns its device: "
         "start one "
         "process for each device, without --xla_force_host_platform_device_count or "
         "jax_num_cpu_devices");
   else if (count > 1 && rdt_group_split(all->group, name, ranks, count, timeout_ms, &comm->group))
-    error = rdt_mpi_comm_fail(comm, "the processes of a program could not connect");
+    error = rdt_mpi_comm_fail(comm, COULD_NOT_CONNECT);
   free(ranks);
   return error;
 }
@@ -278,8 +394,10 @@ static int divide(rdt_mpi_comm *all, member own, rdt_mpi_comm *comm) {
   uint32_t count = gather(all, own, members, number);
   int error = count ? RDT_MPI_SUCCESS : RDT_MPI_ERR_OTHER;
   if (!error && comm) {
+    qsort(members, count, sizeof(*members), compare);
+    const bool whole = are_whole(members, count);
     count = select_color(members, count, own.color);
-    error = connect_members(all, comm, members, count, number);
+    error = connect_members(all, comm, members, count, whole, number);
   }
   pthread_mutex_unlock(&dividing);
   free(members);
@@ -300,6 +418,8 @@ int MPIABI_Comm_split(rdt_mpi_handle handle, int color, int key, rdt_mpi_handle 
     error = RDT_MPI_ERR_OTHER;
   else if (all != &world)
     error = rdt_mpi_fail("MPI_Comm_split: only MPI_COMM_WORLD can be divided");
+  else if (!apart && cliques)
+    error = connect_clique(color, key, comm);
   else
     error = divide(all, (member){color, key, (int32_t)all->rank}, apart ? NULL : comm);
   if (all) rdt_mpi_comm_leave(all);

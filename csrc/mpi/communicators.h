@@ -17,7 +17,9 @@ typedef struct rdt_mpi_comm {
   int *processes; /* `size` ranks in the world; NULL for the world, and if they are not known */
   char cause[RDT_MPI_ERROR_SIZE]; /* why every operation fails; "" if none has to */
   unsigned users;
-  bool closing; /* by rdt_mpi_comms_close */
+  bool closing;   /* by rdt_mpi_comms_close */
+  bool announced; /* by rdt_mpi_program */
+  int color;      /* of an announced one */
   struct rdt_mpi_comm *next;
 } rdt_mpi_comm;
 

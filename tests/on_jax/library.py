@@ -135,6 +135,28 @@ def threads(rank: int) -> None:
         assert all(pool.map(sums, range(len(comms))))
 
 
+def programs(rank: int) -> None:
+    """A program of one process, of which the other one knows nothing; then one of both, in another order."""
+
+    def announce(*numbers: int) -> int:
+        return int(MPI.rdt_mpi_program((ctypes.c_int32 * len(numbers))(*numbers), len(numbers)))
+
+    x, y = np.full(4, rank + 1, np.float32), np.zeros(4, np.float32)
+    for wrong in ([7], [7, 0], [7, -1, 0], [7, 2, 0], [7, 1, 2], [7, 1, 0, 8]):
+        assert announce(*wrong) < 0
+    alone, together = (100, 1, rank), (101, 2, 1, 0)
+    cliques = [alone, together] if rank else [together]
+    assert announce(*(number for each in cliques for number in each)) == 0
+    for color, size, *ranks in cliques:
+        comm, text = split(color, ranks.index(rank))
+        assert text == "" and ask("Comm_size", comm) == size
+        assert call("Allreduce", x, y, 4, word(FLOAT), word(SUM), comm) == ""
+        assert (y == sum(each + 1 for each in ranks)).all()
+        again, text = split(color, ranks.index(rank))  # XLA has it
+        assert f"the first one with number {color}, that concern no program" in text
+        assert call("Comm_free", ctypes.byref(again)) == ""
+
+
 def refusals(comm: ctypes.c_size_t) -> None:
     x, y = np.ones(4, np.float32), np.empty(4, np.float32)
     reduce = ("Allreduce", x, y)
@@ -169,18 +191,13 @@ def main() -> None:
         x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
         assert text == "" and ask("Comm_size", alone) == 1
         assert call("Allreduce", x, y, 4, word(FLOAT), word(SUM), alone) == "" and (x == y).all()
-        several, text = split(0, 2 * role.rank)  # as of processes with two devices each
-        assert "a process has several devices" in text
-        fails(
-            "Allreduce",
-            x,
-            y,
-            4,
-            word(FLOAT),
-            word(SUM),
-            several,
-            text="a process has several devices",
-        )
+        # As of processes with two devices each: of one clique; and of two, which begin with process 0's.
+        several = [split(0, 2 * role.rank), split(role.rank, role.rank)]
+        for each, text in several:
+            assert "a process has several devices" in text
+            reduce = ("Allreduce", x, y, 4, word(FLOAT), word(SUM), each)
+            fails(*reduce, text="a process has several devices")
+        programs(role.rank)
         begun = time.monotonic()
         if role.rank == 0:
             fails("Allreduce", x, y, 4, word(FLOAT), word(SUM), comm, text="member 0 is waited for")
@@ -199,7 +216,7 @@ def main() -> None:
             comm,
             text="this process has left the others",
         )
-        for each in (comm, alone, several):
+        for each in (comm, alone, *(each for each, _ in several)):
             assert call("Comm_free", ctypes.byref(each)) == ""
         group.barrier(timeout=60)
     print(f"process {role.rank} is done")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -134,6 +135,24 @@ def parts_of_the_mesh() -> None:
     check("mesh", start(sums, cells, mesh, P("x", "y")), *whole)
 
 
+def _sum_and_move(move: Function, v: Any) -> Any:
+    return psum(v, "x"), move(v)
+
+
+def some_of_the_processes() -> None:
+    """Programs of which other processes know nothing: they go on with the next one."""
+    devices = jax.devices()
+    for some in [[1], [0, 1], [2, 1, 3], [3, 0], list(range(SIZE))]:
+        if max(some) < SIZE and RANK in some:
+            mesh = Mesh(np.array([devices[each] for each in some]), ("x",))
+            rows = rows_of("f4", 6)[some]
+            ring = [(each, (each + 1) % len(some)) for each in range(len(some))]
+            moves = partial(ppermute, axis_name="x", perm=ring)
+            results = start(partial(_sum_and_move, moves), rows, mesh)
+            total = np.broadcast_to(rows.sum(0), rows.shape)
+            check(f"processes {some}", results, total, np.roll(rows, 1, 0))
+
+
 def utilities() -> None:
     ranks = multihost_utils.process_allgather(np.array([RANK]))
     assert ranks.ravel().tolist() == list(range(SIZE)), ranks
@@ -152,7 +171,14 @@ def unsupported() -> None:
         raise AssertionError("docs/jax.md says that XLA cannot do this")
 
 
-for step in (reductions, movements, several_programs, unsupported, utilities):
+for step in (
+    some_of_the_processes,
+    reductions,
+    movements,
+    several_programs,
+    unsupported,
+    utilities,
+):
     step()
 if SIZE == 4:
     parts_of_the_mesh()
