@@ -151,8 +151,10 @@ def _tell_jax(used: _Use) -> None:
     import jax
     from jax._src.clusters import ClusterEnv
 
-    # The variable has no effect if something else has imported jax.
-    jax.config.update("jax_cpu_collectives_implementation", "mpi")
+    # The variable has no effect if something else has imported jax. A process that is alone may have several
+    # devices, which the MPI does not permit.
+    together = used.role.size > 1
+    jax.config.update("jax_cpu_collectives_implementation", "mpi" if together else None)
 
     class RdmatensorCluster(ClusterEnv):  # type: ignore[misc]
         """What jax.distributed.initialize() asks; jax finds subclasses by itself."""
@@ -178,7 +180,8 @@ def _tell_jax(used: _Use) -> None:
     # Slurm sets its variables also for a shell in which `rdmatensor launch` runs.
     ClusterEnv._cluster_types.remove(RdmatensorCluster)
     ClusterEnv._cluster_types.insert(0, RdmatensorCluster)
-    _announce_programs(used)
+    if together:
+        _announce_programs(used)
 
 
 def _announce_programs(used: _Use) -> None:

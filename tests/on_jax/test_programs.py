@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,22 @@ from support import ROOT
 
 pytest.importorskip("jax", reason="jax is not installed: pip install --group test")
 HERE = ROOT / "tests/on_jax"
+# Sums 1, 2 over the devices of each process.
+SEVERAL_DEVICES = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize()
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()).reshape(-1, 2), ("process", "x"))
+both = {"in_specs": P(None, "x"), "out_specs": P()}
+total = jax.jit(jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=mesh, **both))
+try:
+    result = total(np.array([[1.0, 2.0]], np.float32))
+    print("the sum is", float(np.asarray(result.addressable_shards[0].data)[0, 0]))
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
 
 
 def launch(program: str, size: int) -> str:
@@ -39,3 +56,12 @@ def test_keras() -> None:
 def test_example() -> None:
     said = launch(str(ROOT / "examples/jax_psum.py"), 2)
     assert "weights [0. 1. 2. 3. 4. 5. 6. 7.]" in said, said
+
+
+def test_several_devices(tmp_path: Path) -> None:
+    """A process that is alone may have several; processes that work together may not, and are told so."""
+    program = tmp_path / "devices.py"
+    program.write_text(SEVERAL_DEVICES)
+    assert "the sum is 3.0" in launch(str(program), 1)
+    said = launch(str(program), 2)
+    assert said.count("Unsupported: a process has several devices") == 2, said
