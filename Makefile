@@ -28,7 +28,7 @@ sources := $(shell find csrc -type f) rdmatensor/_build_ffi.py
 c_files = $(shell find csrc tests bench examples -name '*.c' -o -name '*.h' -o -name '*.cc')
 
 # Long forms: make test SUITE=NAME.
-suites := whole chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures torch
+suites := whole chaos kills schedules conformance keras verbs tcp encrypted aarch64 soak topology failures torch jax
 .PHONY: help build demo demo-hosts core gpu test check docs site lint format sanitize fuzz wheel dist clean \
         bench bench-quick
 .PHONY: $(suites:%=suite-%) suite-all sanitize-address sanitize-thread
@@ -162,6 +162,13 @@ suite-torch: $(tests) $(TORCH:%=$(CURDIR)/build/torch-%/torch)
 	@$(if $(SOURCE)$(TORCH),,$(TESTS_PYTHON) -m pytorch.torchft_suite --changes $(or $(CHANGES),1000))
 	@PYTHONPATH=$(TORCH:%=$(CURDIR)/build/torch-%:)$(CURDIR)/tests $(BIN)/python -m pytorch.suite --out build/torch \
 	  $(if $(SOURCE),--source $(SOURCE),--sizes $(or $(SIZES),2 3 4)) $(TORCH_FLAGS)
+
+# JAX's own tests of SIZES processes, of its repository in SOURCE, on gloo and on rdmatensor, and compared.
+ifeq ($(SUITE),jax)
+  $(if $(SOURCE),,$(error SOURCE=/path/to/jax is missing: a clone of its repository, at the tag of the jax in .venv))
+endif
+suite-jax: $(tests)
+	@$(TESTS_PYTHON) -m on_jax.suite --out build/jax --source '$(abspath $(SOURCE))' --sizes $(or $(SIZES),2 4) $(JAX_FLAGS)
 
 $(CURDIR)/build/torch-%/torch: | $(VENV)/.tools
 	@$(PIP) --no-compile --target $(@D) 'torch==$*'

@@ -8,7 +8,6 @@ more, with our process groups in the place of gloo's.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytorch.suite_source import DIFFERENT, check_version
+from support.suites import Ends, ends_in, last_error
 
 LIMIT = 3600.0
-Ends = dict[str, tuple[str, str]]
 
 
 class Verdict(NamedTuple):
@@ -47,8 +46,7 @@ def run(mode: str, size: int, folder: Path, tests: str, source: Path | None = No
             timeout=LIMIT,
             check=False,
         )
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    return {each["test"]: (each["how"], each["why"]) for each in lines}
+    return ends_in(out)
 
 
 def compare(size: int, folder: Path, tests: str = ".*") -> Verdict:
@@ -82,12 +80,6 @@ def compare_source(source: Path, folder: Path, tests: str = ".*") -> tuple[Count
         if (how == "failed" and theirs != "failed") or (theirs == "passed" and how != "passed"):
             wrong[name] = (how, why or "the run ended before it")
     return Counter(how for how, _ in ours.values()), wrong
-
-
-def last_error(text: str) -> str:
-    """Return the line of a report that names the error."""
-    lines = [line for line in text.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return (lines or text.strip().splitlines())[-1]
 
 
 def report_source(source: Path, folder: Path, tests: str) -> int:

@@ -8,45 +8,16 @@ would make gloo's, so that tests run on them that ask for gloo by name. `python 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
 import tempfile
 import unittest
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pytorch import suite_source
-
-
-class Result(unittest.TestResult):
-    """Writes a line of JSON for each test that has ended."""
-
-    def __init__(self, out: TextIO) -> None:
-        super().__init__()
-        self._out = out
-
-    def _say(self, test: unittest.TestCase, how: str, why: str = "") -> None:
-        line = {"test": name_of(test), "how": how, "why": why[-4000:]}
-        self._out.write(json.dumps(line) + "\n")
-        self._out.flush()
-
-    def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
-        super().addSuccess(test)
-        self._say(test, "passed")
-
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
-        super().addSkip(test, reason)
-        self._say(test, "skipped", reason)
-
-    def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        super().addFailure(test, err)
-        self._say(test, "failed", self.failures[-1][1])
-
-    def addError(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        super().addError(test, err)
-        self._say(test, "failed", self.errors[-1][1])
+from support.suites import Result
 
 
 def name_of(test: unittest.TestCase) -> str:
@@ -133,7 +104,7 @@ def main() -> int:
             if asked.source
             else [cases(asked.mode, asked.size)]
         )
-        result = Result(out)
+        result = Result(out, name_of)
         for kind in kinds:
             tests = map(kind, unittest.defaultTestLoader.getTestCaseNames(kind))
             chosen = [test for test in tests if asked.tests.fullmatch(name_of(test))]

@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import re
 import sys
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from support import suites
 
 # Where ours is meant to differ, and why.
 DIFFERENT = {
@@ -30,16 +31,8 @@ ABLE = (
 
 def check_version(source: Path, installed: str) -> None:
     """Raise ValueError unless the tests are those of the torch that is installed."""
-    file = source / "version.txt"
-    if not file.is_file():
-        raise ValueError(f"{source} is no clone of torch's repository: it has no version.txt")
-    theirs, ours = (re.match(r"\d+\.\d+", text) for text in (file.read_text().strip(), installed))
-    if theirs is None or ours is None or theirs[0] != ours[0]:
-        raise ValueError(
-            f"the tests in {source} are those of torch {file.read_text().strip()}, and torch {installed} is "
-            f"installed: check out v{installed.partition('+')[0]} there, or name another torch, such as "
-            f"TORCH={file.read_text().strip()}"
-        )
+    more = ", or name another torch, such as TORCH="
+    suites.check_version("torch", source / "version.txt", "(.+)", "v", installed, more)
 
 
 def cases(source: Path, backend: str) -> Iterator[type[unittest.TestCase]]:
