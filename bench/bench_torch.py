@@ -28,6 +28,8 @@ KINDS = (
 )
 WAYS = {OURS: ("rdmatensor", ""), REGISTERED: ("rdmatensor", "registered"), GLOO: ("gloo", "")}
 SIZES = ((8, 10, 100), (4 * KB, 10, 100), (256 * KB, 10, 10), (4 * MB, 5, 2), (64 * MB, 2, 1))
+# How many times as much communication adds over gloo as it shall add here.
+ADDED = {"DDP": 2.5, "FSDP2": 1.67}
 CASES = [Case(kind, *size) for kind in KINDS for size in SIZES]
 
 
@@ -58,11 +60,12 @@ def compare(bench: Bench, members: Members, network: Network | None, case: Case)
     )
 
 
-def train(bench: Bench, members: Members) -> None:
-    """Measure what communication adds to a step of DistributedDataParallel."""
+def train(bench: Bench, members: Members, kind: str) -> None:
+    """Measure what communication adds to a step of DistributedDataParallel, or of FSDP2."""
+    ways = {name: way for name, way in WAYS.items() if kind == "DDP" or name != REGISTERED}
 
     def turn(backend: str, memory: str) -> list[float]:
-        order: Any = {"kind": "training", "nbytes": 0, "calls": 1}
+        order: Any = {"kind": kind, "nbytes": 0, "calls": 1}
         alone = members.slowest("steps", PATIENCE_S, count=10, backend=ALONE, memory="", **order)
         steps = members.slowest(
             "steps", PATIENCE_S, count=10, backend=backend, memory=memory, **order
@@ -72,10 +75,10 @@ def train(bench: Bench, members: Members) -> None:
 
     bench.compare(
         f"torch.distributed, {len(members)} processes",
-        "training step, 17 MB of gradients: what communication adds",
-        {name: lambda way=way: turn(*way) for name, way in WAYS.items()},
+        f"{kind} step, 17 MB of gradients: what communication adds",
+        {name: lambda way=way: turn(*way) for name, way in ways.items()},
         2 if bench.quick else 10,
-        rivals=dict.fromkeys((OURS, REGISTERED), (GLOO, 2.5)),
+        rivals={name: (GLOO, ADDED[kind]) for name in ways if name != GLOO},
     )
 
 
@@ -89,8 +92,8 @@ def measure(bench: Bench, members: int = 2, tcp: bool = False) -> None:
             found = team.members("torch_member", members, place=over(network), words=words)
             for case in bench.wanted(CASES):
                 compare(bench, found, network, case)
-            if not network and bench.wanted(["training"]):
-                train(bench, found)
+            for kind in bench.wanted(list(ADDED)) if not network else ():
+                train(bench, found, kind)
 
 
 if __name__ == "__main__":

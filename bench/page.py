@@ -43,6 +43,11 @@ TABLES: dict[str, dict[str, Sequence[str]]] = {
         "stores": [""],
         "all-reduce of float32, 2": ["in place"],
     },
+    "Programs of PyTorch, JAX and Keras": {
+        "torch.distributed": ["all_reduce", "all_gather 4 M", "send and", "DDP", "FSDP2"],
+        "jax.distributed": [""],
+        "training step, 17": ["what"],
+    },
     "More workers": {"paper": ["AlexNet, 3", "Inception-v3, 3", "LSTM, 3", "GRU, 3"]},
     "Steps over tcp beside bare sockets, a later state": {
         "TensorFlow steps, tcp over veth with cubic": [""]

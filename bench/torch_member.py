@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rdmatensor.torch
@@ -55,12 +57,20 @@ def operation(
     return there_and_back
 
 
-def training(group: Any, registered: bool) -> Callable[[], object]:
-    """A step of a model with 17 MB of gradients; without a group, of this process alone."""
+def training(group: Any, registered: bool, sharded: bool) -> Callable[[], object]:
+    """A step of a model with 17 MB of gradients; without a group, of this process alone.
+
+    The parameters are sharded, by FSDP2, or all processes have them, by DDP.
+    """
     torch.manual_seed(0)
     layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)]
     model: torch.nn.Module = torch.nn.Sequential(*layers)
-    if group is not None:
+    if group is not None and sharded:
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for each in layers:
+            fully_shard(each, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif group is not None:
         model = DistributedDataParallel(model, process_group=group)
         if registered:
             model.register_comm_hook(None, rdmatensor.torch.bucket_hook(group))
@@ -86,8 +96,8 @@ def main(meeting: str) -> None:
 
     def make(kind: str, backend: str, memory: str, nbytes: int, calls: int) -> Callable[[], object]:
         group, registered = groups[backend], memory == "registered"
-        if kind == "training":
-            call = training(group, registered)
+        if kind in ("DDP", "FSDP2"):
+            call = training(group, registered, kind == "FSDP2")
         else:
             empty = rdmatensor.torch.empty if registered else torch.empty
             call = operation(kind, group, empty, max(nbytes // 4, 1), rank, size)

@@ -62,6 +62,17 @@ def _step_until(
         time.sleep(0.02)
 
 
+def until_connected(cluster: Cluster, step: Callable[..., Any]) -> None:
+    """Runs steps until one of them makes no call by gRPC: tasks connect meanwhile."""
+
+    def by_channels() -> bool:
+        stats = [cluster.stats(index)["control"] for index in range(len(cluster.tasks))]
+        calls = [of for each in stats for of in each.values()]
+        return bool(calls) and all(of["channel_calls"] and not of["grpc_calls"] for of in calls)
+
+    _step_until(cluster, step, by_channels)
+
+
 def warm_up(cluster: Cluster, step: Callable[..., Any], branches: bool = False) -> None:
     """Runs steps until one went by the plan alone: the first ones go otherwise while the tasks agree.
     Then the counters are at zero. With `branches` see `elsewhere`."""

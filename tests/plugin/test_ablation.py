@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plugin.planned import warm_up
+from plugin.planned import until_connected, warm_up
 from support.clusters import Cluster
 from support.graphs import TASK0, TASK1, session, v1
 
@@ -41,16 +41,18 @@ def _there_and_back() -> Any:
     return results
 
 
-def _run(cluster: Cluster, planned: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The counters of both tasks after STEPS steps with right results."""
+def _run(
+    cluster: Cluster, prepare: Callable[[Cluster, Callable[..., Any]], object] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The counters of both tasks after STEPS steps with right results, which `prepare` may precede."""
     with session(cluster, _there_and_back) as opened:
 
         def step() -> None:
             sums = opened.run(opened.built)
             np.testing.assert_allclose(sums, [n * (n - 1.0) for n in (SMALL, LARGE)], rtol=1e-5)
 
-        if planned:
-            warm_up(cluster, step)
+        if prepare:
+            prepare(cluster, step)
         for _ in range(STEPS):
             step()
         cluster.reset_stats()
@@ -65,7 +67,7 @@ RPC = {"RDMATENSOR_TEST_ABLATION": "2"}
 
 @pytest.mark.parametrize("ablated", [(RPC, RPC)], indirect=True, ids=["both"])
 def test_rpc_fetches_every_tensor_over_a_channel(ablated: Cluster) -> None:
-    for stats in _run(ablated):
+    for stats in _run(ablated, until_connected):
         assert stats["paths"]["rpc"]["sent_tensors"] >= 2 * STEPS
         assert stats["paths"]["rpc"]["sent_bytes"] >= STEPS * 4 * (SMALL + LARGE)
         for path in ("static", "bounded", "inline", "dynamic", "bounce"):
@@ -77,7 +79,7 @@ def test_rpc_fetches_every_tensor_over_a_channel(ablated: Cluster) -> None:
 
 @pytest.mark.parametrize("ablated", [(COPY, COPY)], indirect=True, ids=["both"])
 def test_copy_lends_nothing(ablated: Cluster) -> None:
-    for stats in _run(ablated, planned=True):
+    for stats in _run(ablated, warm_up):
         assert stats["paths"]["static"]["sent_bytes"] >= STEPS * 4 * LARGE
         assert stats["fetched"]["in_place"]["tensors"] == 0
         assert stats["paths"]["rpc"]["sent_tensors"] == 0
