@@ -97,7 +97,7 @@ def torch_step(rank: int, size: int, port: int) -> Step:
     """DistributedDataParallel over gloo."""
     import torch
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # as launchers set it where processes share a host
     model: Any = torch.nn.Linear(HIDDEN, HIDDEN, bias=False)
     if size > 1:
         address = f"tcp://127.0.0.1:{port}"
@@ -121,7 +121,7 @@ def keras_torch_step(rank: int, size: int, port: int) -> Step:
     import torch
 
     os.environ["KERAS_BACKEND"] = "torch"
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # as launchers set it where processes share a host
     return keras_step(1, HIDDEN, BATCH, shared=True)(rank, size, port)
 
 
