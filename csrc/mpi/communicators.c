@@ -40,7 +40,7 @@ typedef struct clique {
   int processes[];
 } clique;
 
-/* Those of the last program first, each in the order in which XLA needs them. */
+/* The cliques of the newest program come first. Those of one program are in the order in which XLA asks for them. */
 static clique *cliques;
 
 /* Returns the communicator; NULL if there is none with this handle. The caller has the lock. */

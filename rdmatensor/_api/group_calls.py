@@ -114,7 +114,7 @@ class GroupCalls:
         self.lock = threading.Lock()
         self.copies = Copies()
         self.costs: Costs | None = None
-        """What counts operations, if somebody wants to know."""
+        """The counters of operations; None until statistics are asked for."""
         self._device = device
         self._handle: Any = handle
         self._rank, self._size, self._text = rank, size, text

@@ -63,9 +63,9 @@ class TrainStats(TypedDict):
 
 
 class Costs:
-    """What the operations of a group cost that Python runs, as OperationStats of C++ counts them.
+    """Count what the operations of a group cost that run from Python, as OperationStats does in C++.
 
-    Thread-safe. The end of an operation that was started is when somebody has seen it.
+    Thread-safe. A started operation counts as ended when a caller first sees that it has.
     """
 
     def __init__(self, group: Group) -> None:

@@ -88,7 +88,7 @@ class Settings(Gradients, OptimizerHooks):
         reduction: Any = "sum" if self.op == Sum or self.predivide != 1.0 else "mean"
         if self.predivide != 1.0:
             grads = [_times(each, 1.0 / self.predivide) for each in grads]
-        # What is divided before and after is a sum between, and would fit to those of other settings.
+        # A predivided mean travels as a sum. Without its name, it would match the sums of other settings.
         first = f", divided by {self.predivide} first" if self.predivide != 1.0 else ""
         name = f"{name} by {self.op.name.lower()}{first}"
         sent = wire[self.compression]
