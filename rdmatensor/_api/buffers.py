@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .._ffi import ffi, lib
 from ..errors import UsageError, check
 from .arguments import whole
-from .dlpack import array_of
+from .dlpack import MemoryKind, array_of, kind_of
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -54,9 +54,18 @@ def source(data: Any) -> Any:
     try:
         return memory(data)
     except UsageError:
-        if not hasattr(data, "__array__") or hasattr(data, "__dlpack__"):
+        if not converts(data):
             raise
         return memory(np.asarray(data))
+
+
+def converts(data: Any) -> bool:
+    """Return whether `data` makes an array of itself, and shares its memory in no other way.
+
+    An array of a device's memory may be made late: its library may still be copying when it returns.
+    """
+    shares = hasattr(data, "__dlpack__") or kind_of(data) is not MemoryKind.HOST
+    return hasattr(data, "__array__") and not shares
 
 
 def memory(data: Any) -> Any:

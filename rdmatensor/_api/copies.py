@@ -67,8 +67,7 @@ class Copies:
         except UsageError:
             if cuda.is_cuda(data):
                 return from_buffer(self._from_device(data).reshape(-1).view(np.uint8))
-            converts = hasattr(data, "__array__") and not hasattr(data, "__dlpack__")
-            array = _strided(np.asarray(data) if converts else data)
+            array = _strided(np.asarray(data) if buffers.converts(data) else data)
             if array is None:
                 raise
             return from_buffer(self._copy(array))

@@ -52,7 +52,8 @@ def test_numba(spawn: Spawn, cuda_driver: str, over: str) -> None:
         into = numba_cuda.device_array(numbers.shape, "float32", stream=stream)
         region.read_into(into).wait()
         assert (host(into) == numbers).all()
-        mine = numba_cuda.to_device(2 * numbers, stream=stream)
+        doubled = 2 * numbers  # kept: its copy comes late, too
+        mine = numba_cuda.to_device(doubled, stream=stream)
         region.write(mine).wait()
         remote.region("allocated").write(mine, notify=1).wait()
         """
