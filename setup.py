@@ -118,6 +118,8 @@ class BuildWithCMake(build_ext):
         generator = "Ninja" if ninja else "Unix Makefiles"
         tensorflow = os.environ.get("RDMATENSOR_BUILD_TENSORFLOW", "AUTO")
         kind = ("ninja" if ninja else "make") + ("-core" if tensorflow == "OFF" else "")
+        if toolchain := os.environ.get("CMAKE_TOOLCHAIN_FILE"):  # CMake takes it from there
+            kind += f"-{Path(toolchain).stem}"
         folder = ROOT / "build" / f"cmake-{kind}"
         settings = {
             "CMAKE_BUILD_TYPE": "Release",
