@@ -236,8 +236,8 @@ suite-aarch64: $(VENV)/.tools
 	rm -f dist/rdmatensor-*_aarch64.whl
 	@$(MAKE) -s wheel ARCH=aarch64
 	.ci/aarch64 $(BIN)/python $(CURDIR)/build/aarch64-python $(CURDIR)/dist/rdmatensor-*_aarch64.whl -q -n 2 \
-	  $(addprefix $(CURDIR)/tests/,unit/test_readme.py $(patsubst %,transport/test_%.py,arguments onesided notify store \
-	  event_loop group atomics)) -k 'not forked' $(TEST_FLAGS)
+	  $(CURDIR)/tests/unit/test_readme.py \
+	  $(patsubst %,$(CURDIR)/tests/transport/test_%.py,arguments onesided notify store event_loop group atomics) -k 'not forked' $(TEST_FLAGS)
 
 FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.programs
