@@ -2,6 +2,7 @@
  *
  * More work than there may be workers: what is left of channels waits for one, and everything else is refused.
  */
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "core/workers.h"
@@ -9,20 +10,32 @@
 
 #define MANY 700 /* more than there are workers of any kind */
 
-static atomic_bool held;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
+static bool held; /* under the lock */
 static atomic_int begun, done;
 
+/* So many threads do not poll. */
 static void hold(void *argument) {
   (void)argument;
+  pthread_mutex_lock(&lock);
   atomic_fetch_add(&begun, 1);
-  UNTIL(!atomic_load(&held));
+  while (held) pthread_cond_wait(&let_go, &lock);
+  pthread_mutex_unlock(&lock);
   atomic_fetch_add(&done, 1);
+}
+
+static void set_held(bool wanted) {
+  pthread_mutex_lock(&lock);
+  held = wanted;
+  pthread_cond_broadcast(&let_go);
+  pthread_mutex_unlock(&lock);
 }
 
 /* Returns how many were taken on. */
 static int start_many(rdt_device *device, rdt_task_kind kind) {
   int taken = 0;
-  atomic_store(&held, true);
+  set_held(true);
   atomic_store(&begun, 0);
   atomic_store(&done, 0);
   for (int i = 0; i < MANY; i++) taken += rdt_worker_start(device, kind, hold, NULL);
@@ -33,7 +46,7 @@ static void test_limit(rdt_device *device, rdt_task_kind kind) {
   const int taken = start_many(device, kind);
   EXPECT(taken > 0 && taken < MANY);
   EXPECT(becomes(&begun, taken));
-  atomic_store(&held, false);
+  set_held(false);
   EXPECT(becomes(&done, taken));
 }
 
@@ -41,14 +54,14 @@ static void test_endings(rdt_device *device) {
   EXPECT(start_many(device, RDT_TASK_ENDING) == MANY);
   UNTIL(atomic_load(&begun) > 0);
   EXPECT(atomic_load(&begun) < MANY);
-  atomic_store(&held, false);
+  set_held(false);
   EXPECT(becomes(&done, MANY));
 }
 
 /* Closing the device waits for the work that it has taken on. */
 static void test_close(rdt_device *device) {
   EXPECT(start_many(device, RDT_TASK_ENDING) == MANY);
-  atomic_store(&held, false);
+  set_held(false);
   rdt_device_close(device);
   EXPECT(atomic_load(&done) == MANY);
 }

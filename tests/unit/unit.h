@@ -13,13 +13,15 @@
 
 #include "rdmatensor.h"
 
-#define EXPECT(condition)                                                                \
-  do {                                                                                   \
-    if (!(condition)) {                                                                  \
-      fprintf(stderr, "%s:%d: does not hold: %s (last error: %s)\n", __FILE__, __LINE__, \
-              #condition, rdt_last_error());                                             \
-      exit(1);                                                                           \
-    }                                                                                    \
+#define EXPECT(condition) EXPECT_NAMED(condition, #condition)
+
+#define EXPECT_NAMED(condition, name)                                                          \
+  do {                                                                                         \
+    if (!(condition)) {                                                                        \
+      fprintf(stderr, "%s:%d: does not hold: %s (last error: %s)\n", __FILE__, __LINE__, name, \
+              rdt_last_error());                                                               \
+      exit(1);                                                                                 \
+    }                                                                                          \
   } while (0)
 
 #define EXPECT_STATUS(wanted, call)                                                     \
@@ -35,11 +37,13 @@
 /* Nothing takes so long, neither on a busy machine nor on an emulated one, unless it hangs. */
 #define PATIENCE_S 60
 
-#define UNTIL(condition)                                       \
-  do {                                                         \
-    time_t unit_end = time(NULL) + PATIENCE_S;                 \
-    while (!(condition) && time(NULL) < unit_end) usleep(500); \
-    EXPECT(condition);                                         \
+/* What held once may not hold again, so it is not asked again. */
+#define UNTIL(condition)                                                        \
+  do {                                                                          \
+    time_t unit_end = time(NULL) + PATIENCE_S;                                  \
+    int unit_holds;                                                             \
+    while (!(unit_holds = !!(condition)) && time(NULL) < unit_end) usleep(500); \
+    EXPECT_NAMED(unit_holds, #condition);                                       \
   } while (0)
 
 #ifndef __cplusplus
