@@ -161,7 +161,8 @@ def cuda_driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     if cuda_tensors.ON_GPU:
         return name
     path = str(tmp_path_factory.mktemp("cuda") / name)
-    sources = [str(TESTS / "support" / each) for each in ("cuda_driver.c", "cuda_streams.c")]
+    names = ("cuda_driver.c", "cuda_host.c", "cuda_streams.c")
+    sources = [str(TESTS / "support" / each) for each in names]
     flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-D_GNU_SOURCE"]
     command = ["cc", *flags, f"-Wl,-soname,{name}", "-o", path, *sources]
     subprocess.run(command, check=True, timeout=100)

@@ -10,20 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/config.h"
 #include "base/cuda_driver.h"
 #include "base/forks.h"
 #include "base/status.h"
 
 #define LIBRARY "libcuda.so.1"
 #define MOST_DEVICES 64
-#define CHUNK (1u << 20) /* bytes of a copy between host and device */
 
 /* These values are defined in NVIDIA's cuda.h, which is not needed to build. */
 #define MEMORY_TYPE 2 /* of a pointer's attributes, as is the next */
 #define DEVICE_ORDINAL 9
 #define ON_DEVICE 2u /* a value of MEMORY_TYPE */
 typedef rdt_cuda_context context;
-typedef rdt_cuda_stream_handle stream;
 typedef rdt_cuda_device device;
 
 rdt_cuda_driver rdt_cuda;
@@ -35,19 +34,12 @@ static const struct {
 #define SYMBOL(name, symbol, arguments) {symbol, offsetof(rdt_cuda_driver, name)},
     RDT_CUDA_FUNCTIONS(SYMBOL)};
 
-/* Host memory of our own, through which copies go. */
-typedef struct chunk {
-  struct chunk *next; /* of those abandoned */
-  char bytes[];
-} chunk;
-
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 static char load_error[384]; /* "" once loaded */
 static unsigned load_epoch;
 static int count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static device devices[MOST_DEVICES]; /* under the lock until open */
-static chunk *abandoned;             /* under the lock: the driver may still use them */
 
 rdt_status rdt_cuda_fail(int error, const char *format, ...) {
   char what[160];
@@ -56,6 +48,13 @@ rdt_status rdt_cuda_fail(int error, const char *format, ...) {
   va_start(arguments, format);
   vsnprintf(what, sizeof(what), format, arguments);
   va_end(arguments);
+  if (error == RDT_CUDA_NOT_READY)
+    return rdt_fail(
+        RDT_ERR_DEADLINE,
+        "cannot %s within %llu ms: the device still works on what was queued before "
+        "(nvidia-smi tells whether it hangs): wait for its streams first, or raise " RDT_ENV_PREFIX
+        "DEADLINE_MS",
+        what, (unsigned long long)rdt_config_number(RDT_CONFIG_DEADLINE_MS));
   if (rdt_cuda.error_name(error, &name) != 0 || !name) name = "unknown";
   if (rdt_cuda.error_text(error, &text) != 0 || !text) text = "the driver has no text for it";
   return rdt_fail(error == RDT_CUDA_NO_MEMORY   ? RDT_ERR_NO_MEMORY
@@ -148,6 +147,21 @@ rdt_status rdt_cuda_enter(int ordinal, const device **entered) {
   return RDT_OK;
 }
 
+rdt_status rdt_cuda_enter_used(int *ordinal) {
+  const device *entered;
+  int handle, active = 0;
+  unsigned flags;
+  void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_NOLOAD);
+  if (library) dlclose(library); /* whoever opened it has it still */
+  if (!library) return rdt_fail(RDT_ERR_UNSUPPORTED, "this process does not use CUDA");
+  rdt_status status = rdt_cuda_need();
+  for (int i = 0; status == RDT_OK && i < count; i++)
+    if (rdt_cuda.device_get(&handle, i) == 0 &&
+        rdt_cuda.context_state(handle, &flags, &active) == 0 && active)
+      return *ordinal = i, rdt_cuda_enter(i, &entered);
+  return status != RDT_OK ? status : rdt_fail(RDT_ERR_UNSUPPORTED, "this process uses no device");
+}
+
 void rdt_cuda_leave(void) {
   context before;
   rdt_cuda.context_pop(&before);
@@ -173,75 +187,6 @@ rdt_status rdt_cuda_check(const void *address, uint64_t size) {
                   (unsigned long long)size, address);
 }
 
-/* Alone, a copy from memory that is not pinned returns before the bytes are there. */
-static int copy_and_wait(stream on, uint64_t to, uint64_t from, uint64_t size, bool *ended) {
-  int error = rdt_cuda.copy(to, from, size, on);
-  *ended = error != 0;
-  if (error != 0) return error;
-  error = rdt_cuda.stream_wait(on);
-  *ended = error == 0;
-  return error;
-}
-
-static void abandon(chunk *used) {
-  pthread_mutex_lock(&lock);
-  used->next = abandoned;
-  abandoned = used;
-  pthread_mutex_unlock(&lock);
-}
-
-/* Copies through memory of our own. If the driver cannot wait for a copy, that may still run, and the caller's memory may
- * be gone by then; so ours is kept. */
-static int copy_by_host(stream on, char *to, const char *from, uint64_t size, bool to_device) {
-  const uint64_t most = size < CHUNK ? size : CHUNK;
-  chunk *used = malloc(sizeof(*used) + most);
-  bool ended = true;
-  int error = used ? 0 : RDT_CUDA_NO_MEMORY;
-  for (uint64_t done = 0, part; done < size && error == 0; done += part) {
-    part = size - done < most ? size - done : most;
-    if (to_device) memcpy(used->bytes, from + done, part);
-    error = to_device
-                ? copy_and_wait(on, (uintptr_t)to + done, (uintptr_t)used->bytes, part, &ended)
-                : copy_and_wait(on, (uintptr_t)used->bytes, (uintptr_t)from + done, part, &ended);
-    if (!to_device && error == 0) memcpy(to + done, used->bytes, part);
-  }
-  if (ended)
-    free(used);
-  else
-    abandon(used);
-  return error;
-}
-
-static rdt_status copy_on(rdt_cuda_user user, void *to, const void *from, uint64_t size) {
-  const device *entered;
-  rdt_status status = rdt_cuda_need();
-  if (status != RDT_OK || size == 0) return status;
-  const int target = rdt_cuda_device_at((uintptr_t)to),
-            source = rdt_cuda_device_at((uintptr_t)from);
-  const int ordinal = target >= 0 ? target : source;
-  if (ordinal < 0)
-    return rdt_fail(RDT_ERR_INVALID, "neither %p nor %p is memory of a CUDA device", to, from);
-  status = rdt_cuda_enter(ordinal, &entered);
-  if (status != RDT_OK) return status;
-  const stream on = entered->streams[user];
-  bool ended;
-  int error = target >= 0 && source >= 0
-                  ? copy_and_wait(on, (uintptr_t)to, (uintptr_t)from, size, &ended)
-                  : copy_by_host(on, to, from, size, target >= 0);
-  rdt_cuda_leave();
-  if (error == 0) return RDT_OK;
-  return rdt_cuda_fail(error, "copy %llu bytes to or from CUDA device %d", (unsigned long long)size,
-                       ordinal);
-}
-
-rdt_status rdt_cuda_copy(void *to, const void *from, uint64_t size) {
-  return copy_on(RDT_CUDA_PROGRAM, to, from, size);
-}
-
-rdt_status rdt_cuda_copy_for_peer(void *to, const void *from, uint64_t size) {
-  return copy_on(RDT_CUDA_PEERS, to, from, size);
-}
-
 rdt_status rdt_cuda_stream(int ordinal, uint64_t *stream) {
   const device *entered;
   if (!stream) return rdt_fail(RDT_ERR_INVALID, "stream must not be NULL");
@@ -252,29 +197,35 @@ rdt_status rdt_cuda_stream(int ordinal, uint64_t *stream) {
   return RDT_OK;
 }
 
-rdt_status rdt_cuda_wait(const void *address, uint64_t waited) {
-  const device *entered;
-  rdt_status status = rdt_cuda_check(address, 1);
-  if (status == RDT_OK) status = rdt_cuda_enter(rdt_cuda_device_at((uintptr_t)address), &entered);
-  if (status != RDT_OK) return status;
-  int error = rdt_cuda.stream_wait((stream)(uintptr_t)waited);
-  rdt_cuda_leave();
-  return error == 0 ? RDT_OK : rdt_cuda_fail(error, "wait for a CUDA stream");
+/* Zeros memory that is not zero yet. */
+static int fill(rdt_cuda_lane *lane, uint64_t address, uint64_t size, bool *runs) {
+  rdt_cuda_stream_handle on = devices[lane->ordinal].streams[RDT_CUDA_PROGRAM];
+  int error = rdt_cuda.fill(address, 0, size, on);
+  if (error == 0) error = rdt_cuda_lane_await(lane, on);
+  *runs = error == RDT_CUDA_NOT_READY;
+  return error;
 }
 
 rdt_status rdt_cuda_alloc(int ordinal, uint64_t size, void **address) {
   const device *entered;
-  uint64_t allocated;
+  uint64_t allocated = 0;
+  bool runs = false;
   if (!address || size == 0 || size > SIZE_MAX / 2)
     return rdt_fail(RDT_ERR_INVALID, "%llu bytes cannot be allocated", (unsigned long long)size);
   rdt_status status = rdt_cuda_enter(ordinal, &entered);
   if (status != RDT_OK) return status;
   rdt_cuda_free_due();
-  int error = rdt_cuda.allocate(&allocated, size);
-  const bool there = error == 0;
-  if (there) error = rdt_cuda.fill(allocated, 0, size, entered->streams[RDT_CUDA_PROGRAM]);
-  if (there && error == 0) error = rdt_cuda.stream_wait(entered->streams[RDT_CUDA_PROGRAM]);
-  if (there && error != 0) rdt_cuda.release(allocated);
+  rdt_cuda_lane *lane = NULL;
+  int error = rdt_cuda_lane_take(ordinal, &lane);
+  /* The driver itself would wait without a deadline. */
+  if (error == 0) error = rdt_cuda_lane_await(lane, entered->streams[RDT_CUDA_PROGRAM]);
+  if (error == 0) error = rdt_cuda.allocate(&allocated, size);
+  if (error == 0) error = fill(lane, allocated, size, &runs);
+  if (runs)
+    rdt_cuda_lane_abandon(lane, entered->streams[RDT_CUDA_PROGRAM]);
+  else if (lane)
+    rdt_cuda_lane_give_back(lane);
+  if (allocated && error != 0 && !rdt_cuda_put_off(allocated)) rdt_cuda.release(allocated);
   rdt_cuda_leave();
   if (error != 0)
     return rdt_cuda_fail(error, "allocate %llu bytes on CUDA device %d", (unsigned long long)size,
@@ -283,13 +234,21 @@ rdt_status rdt_cuda_alloc(int ordinal, uint64_t size, void **address) {
   return RDT_OK;
 }
 
+/* The driver waits for a device before it frees memory of it, without a deadline. So this waits, and has the memory freed
+ * later if that takes too long. */
 void rdt_cuda_free(void *address) {
   const device *entered;
+  rdt_cuda_lane *lane;
   if (!address || rdt_cuda_need() != RDT_OK) return;
   int ordinal = rdt_cuda_device_at((uintptr_t)address);
-  if (ordinal < 0 || rdt_cuda_put_off((uintptr_t)address)) return;
-  if (rdt_cuda_enter(ordinal, &entered) != RDT_OK) return;
-  rdt_cuda.release((uintptr_t)address);
+  if (ordinal < 0 || rdt_cuda_enter(ordinal, &entered) != RDT_OK) return;
+  if (rdt_cuda_lane_take(ordinal, &lane) == 0) {
+    if (rdt_cuda_lane_await(lane, entered->streams[RDT_CUDA_PROGRAM]) == RDT_CUDA_NOT_READY)
+      rdt_cuda_lane_abandon(lane, entered->streams[RDT_CUDA_PROGRAM]);
+    else
+      rdt_cuda_lane_give_back(lane);
+  }
+  if (!rdt_cuda_put_off((uintptr_t)address)) rdt_cuda.release((uintptr_t)address);
   rdt_cuda_leave();
 }
 

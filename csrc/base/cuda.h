@@ -8,6 +8,7 @@
 #ifndef RDT_BASE_CUDA_H
 #define RDT_BASE_CUDA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "rdmatensor.h"
@@ -31,7 +32,10 @@ rdt_status rdt_cuda_get_export(const void *address, uint64_t size, rdt_cuda_expo
 /* Makes the memory usable here, where *address is what rdt_cuda_copy takes; give it to rdt_cuda_close. An allocation is
  * opened once, however often this is called. RDT_ERR_UNSUPPORTED, with the driver's words, if it cannot be opened. */
 rdt_status rdt_cuda_open(const rdt_cuda_export *given, uint64_t size, void **address);
-void rdt_cuda_close(void *address);
+/* Closes `file` after the memory: later, if a copy that was given up still runs. */
+void rdt_cuda_close(void *address, int file);
+/* Reports whether such copies may still use the memory's device. */
+bool rdt_cuda_is_used(const void *address);
 /* The memory was exported and others may have it open: rdt_cuda_free waits with it until nobody holds a lock of `file`
  * (F_OFD_SETLK), whose descriptor is now this function's. */
 void rdt_cuda_free_after(const void *address, int file);

@@ -32,10 +32,11 @@ typedef struct lease {
   int file;
 } lease;
 
-/* An allocation to be freed after its leases. */
+/* Memory to be freed after its leases, or of another process to be closed, after the copies that still run. */
 typedef struct put_off {
   struct put_off *next;
   uint64_t base;
+  int file; /* of memory to be closed; else -1 */
 } put_off;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
@@ -187,16 +188,32 @@ rdt_status rdt_cuda_open(const rdt_cuda_export *given, uint64_t size, void **add
   return status;
 }
 
-void rdt_cuda_close(void *address) {
-  if (rdt_cuda_need() != RDT_OK) return;
-  pthread_mutex_lock(&lock);
+/* Under the lock. */
+static void close_at(uint64_t address) {
   opening *found = openings;
-  while (found && (uintptr_t)address - found->base >= found->size) found = found->next;
-  if (found) { /* else it is memory of this process */
-    found->users--;
-    close_unused(found);
+  while (found && address - found->base >= found->size) found = found->next;
+  if (!found) return; /* it is memory of this process */
+  found->users--;
+  close_unused(found);
+}
+
+void rdt_cuda_close(void *address, int file) {
+  const bool usable = rdt_cuda_need() == RDT_OK;
+  put_off *made = NULL;
+  if (usable) {
+    rdt_cuda_free_due();
+    const bool used = rdt_cuda_is_copying(rdt_cuda_device_at((uintptr_t)address));
+    made = used ? malloc(sizeof(*made)) : NULL;
+    pthread_mutex_lock(&lock);
+    if (made) {
+      *made = (put_off){waiting, (uintptr_t)address, file};
+      waiting = made;
+    } else {
+      close_at((uintptr_t)address);
+    }
+    pthread_mutex_unlock(&lock);
   }
-  pthread_mutex_unlock(&lock);
+  if (!made) close(file);
 }
 
 static bool is_held(int file) {
@@ -239,10 +256,11 @@ void rdt_cuda_free_after(const void *address, int file) {
 
 bool rdt_cuda_put_off(uint64_t address) {
   rdt_cuda_free_due();
+  const bool used = rdt_cuda_is_copying(rdt_cuda_device_at(address));
   pthread_mutex_lock(&lock);
-  put_off *made = is_leased(address) ? malloc(sizeof(*made)) : NULL;
+  put_off *made = is_leased(address) || used ? malloc(sizeof(*made)) : NULL;
   if (made) {
-    *made = (put_off){waiting, address};
+    *made = (put_off){waiting, address, -1};
     waiting = made;
   }
   pthread_mutex_unlock(&lock);
@@ -254,12 +272,16 @@ void rdt_cuda_free_due(void) {
   pthread_mutex_lock(&lock);
   for (put_off **link = &waiting; *link;) {
     put_off *each = *link;
-    if (is_leased(each->base)) {
+    if ((each->file < 0 && is_leased(each->base)) ||
+        rdt_cuda_is_copying(rdt_cuda_device_at(each->base))) {
       link = &each->next;
       continue;
     }
     *link = each->next;
-    if (rdt_cuda_enter(rdt_cuda_device_at(each->base), &entered) == RDT_OK) {
+    if (each->file >= 0) {
+      close_at(each->base);
+      close(each->file);
+    } else if (rdt_cuda_enter(rdt_cuda_device_at(each->base), &entered) == RDT_OK) {
       rdt_cuda.release(each->base);
       rdt_cuda_leave();
     }

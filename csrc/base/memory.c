@@ -13,12 +13,14 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/cuda_driver.h"
 #include "base/status.h"
 
 typedef struct file {
   int fd;          /* -1 in a forked child, where its blocks are private memory */
   unsigned blocks; /* those that are there; under `blocks_lock` */
   uint64_t size;
+  bool grows;
 } file;
 
 typedef struct block {
@@ -144,6 +146,7 @@ static void drop_file(file *file) {
 static rdt_status begin_file(block *added, int seals) {
   file *file = added->file = calloc(1, sizeof(*file));
   if (!file) return rdt_fail(RDT_ERR_NO_MEMORY, "no memory left");
+  file->grows = !(seals & F_SEAL_GROW);
   rdt_status status = create_file(&file->fd);
   if (status == RDT_OK) status = append(added);
   if (status == RDT_OK) status = seal(file->fd, seals);
@@ -187,6 +190,7 @@ rdt_status rdt_memory_alloc_beside(const void *block, size_t size, void **addres
 }
 
 rdt_status rdt_memory_free(void *address) {
+  if (!rdt_cuda_let_go(address)) return RDT_OK;
   pthread_mutex_lock(&blocks_lock);
   block **link = link_of(address), *found = *link;
   bool last = false;
@@ -225,6 +229,19 @@ rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *
              "rdt_memory_alloc or rdt_region_alloc in this process",
              size, address);
   return status;
+}
+
+bool rdt_memory_block(const void *address, uint64_t size, void **block_out, uint64_t *length) {
+  bool found = false;
+  pthread_mutex_lock(&blocks_lock);
+  for (const block *each = blocks; each && !found; each = each->next) {
+    const uint64_t within = (uint64_t)((const char *)address - each->address);
+    found = within < each->size && size <= each->size - within && !each->file->grows;
+    *block_out = each->address;
+    *length = each->size;
+  }
+  pthread_mutex_unlock(&blocks_lock);
+  return found;
 }
 
 rdt_status rdt_memory_reopen_readonly(int fd, int *readonly_fd) {

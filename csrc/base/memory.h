@@ -18,6 +18,9 @@ rdt_status rdt_memory_alloc_beside(const void *block, size_t size, void **addres
 /* Finds the memfd and offset behind [address, address + size). Returns RDT_ERR_UNSUPPORTED
  * unless the range lies in one block of rdt_memory_alloc. The block keeps the descriptor. */
 rdt_status rdt_memory_find(const void *address, size_t size, int *fd, uint64_t *offset);
+/* Finds the block of rdt_memory_alloc that holds [address, address + size). Blocks that were allocated beside others are
+ * none: their pages come and go. */
+bool rdt_memory_block(const void *address, uint64_t size, void **block, uint64_t *length);
 /* Opens another descriptor of the memfd, which cannot be mapped writable. */
 rdt_status rdt_memory_reopen_readonly(int fd, int *readonly_fd);
 /* Maps a part of a peer's memfd, starting at a page, after checking that it is a sealed memfd

@@ -47,7 +47,7 @@ typedef struct block {
 
 pthread_mutex_t standin_lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
-static int contexts[MOST_DEVICES]; /* their addresses are the handles */
+static int contexts[MOST_DEVICES]; /* 1: retained; their addresses are the handles */
 static __thread void *current[16];
 __thread int standin_depth;
 static bool initialized;
@@ -169,9 +169,18 @@ API int cuDeviceGetUuid(char *uuid, int device) {
   return 0;
 }
 
+API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  CHECK();
+  if (device < 0 || device >= device_count) return BAD_DEVICE;
+  *flags = 0;
+  *active = contexts[device];
+  return 0;
+}
+
 API int cuDevicePrimaryCtxRetain(void **context, int device) {
   CHECK();
   if (device < 0 || device >= device_count) return BAD_DEVICE;
+  contexts[device] = 1;
   *context = &contexts[device];
   return 0;
 }
@@ -323,7 +332,9 @@ API int cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
   pthread_mutex_lock(&standin_lock);
   const block *found = block_at(address, 1);
   const int ordinal = found ? found->ordinal : -1;
+  const int pinned = standin_is_pinned(address, 1);
   pthread_mutex_unlock(&standin_lock);
+  if (!found && pinned && attribute == 2) return *(int *)value = 1, 0; /* of the host */
   if (!found) return INVALID;
   if (attribute == 3) return *(uint64_t *)value = address, 0; /* for Numba */
   if (attribute != 2 && attribute != 9) return INVALID;
@@ -344,6 +355,10 @@ static const struct {
     {ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
     {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {BAD_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {ALREADY_PINNED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
+    {NOT_PINNED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+     "pointer does not correspond to a registered memory region"},
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}};
 
 API int cuGetErrorName(int error, const char **name) {

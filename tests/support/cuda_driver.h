@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the two files of the stand-in for CUDA's driver share.
+ * What the files of the stand-in for CUDA's driver share.
  */
 #ifndef RDT_TESTS_CUDA_DRIVER_H
 #define RDT_TESTS_CUDA_DRIVER_H
@@ -21,7 +21,10 @@ enum {
   NO_CONTEXT = 201,
   ALREADY_MAPPED = 208,
   BAD_HANDLE = 400,
+  NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
+  ALREADY_PINNED = 712,
+  NOT_PINNED = 713,
   NOT_SUPPORTED = 801
 };
 
@@ -46,6 +49,8 @@ int standin_check(const char *function);
 /* Returns where the bytes of a device's memory, or of the host's, can be used. Under the lock. */
 char *standin_usable(uint64_t address, size_t size);
 API void standin_delay(unsigned us);
+/* Reports whether host memory is registered, in one piece. Under the lock. */
+int standin_is_pinned(uint64_t address, size_t size);
 /* Starts the default stream. Under the lock. */
 int standin_begin(void);
 /* Waits for all work. */

@@ -45,8 +45,27 @@ typedef struct event {
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static stream streams[MOST_STREAMS]; /* the first is the default one */
 static atomic_uint delay_us;
+static int left = -1; /* copies that may begin; -1: any number */
 
 API void standin_delay(unsigned us) { atomic_store(&delay_us, us); }
+
+/* After so many more copies, no copy and no fill begins any more; -1: until this is called again. */
+API void standin_hold(int copies) {
+  pthread_mutex_lock(&standin_lock);
+  left = copies;
+  pthread_cond_broadcast(&moved);
+  pthread_mutex_unlock(&standin_lock);
+}
+
+/* Returns how many copies wait. */
+API int standin_queued(void) {
+  int count = 0;
+  pthread_mutex_lock(&standin_lock);
+  for (const stream *each = streams; each < streams + MOST_STREAMS; each++)
+    for (const work *next = each->first; next; next = next->next) count += next->kind == COPY;
+  pthread_mutex_unlock(&standin_lock);
+  return count;
+}
 
 static void execute(const work *of) {
   if (of->delay_us) usleep(of->delay_us);
@@ -69,10 +88,11 @@ static void *run(void *argument) {
   pthread_mutex_lock(&standin_lock);
   for (;;) {
     work *next = self->first;
-    if (!next || !may_run(next)) {
+    if (!next || (left == 0 && next->kind != NOTHING) || !may_run(next)) {
       pthread_cond_wait(&moved, &standin_lock);
       continue;
     }
+    left -= left > 0 && next->kind == COPY;
     self->first = next->next;
     if (!self->first) self->last = &self->first;
     pthread_mutex_unlock(&standin_lock);
@@ -223,13 +243,41 @@ API int cuEventCreate(void **created, unsigned flags) {
   return 0;
 }
 
+/* It is work of the stream, so it waits for the default one too. */
 API int cuEventRecord(void *recorded, void *handle) {
+  CHECK_CONTEXT();
+  int error = queue((work){.kind = NOTHING}, handle);
+  if (error) return error;
+  pthread_mutex_lock(&standin_lock);
+  stream *on = stream_of(handle);
+  ((event *)recorded)->at = (point){on, on->queued};
+  pthread_mutex_unlock(&standin_lock);
+  return 0;
+}
+
+static int query(point until) {
+  pthread_mutex_lock(&standin_lock);
+  const bool ended = until.of->done >= until.number;
+  pthread_mutex_unlock(&standin_lock);
+  const int broken = atomic_load(&standin_broken);
+  return broken ? broken : ended ? 0 : NOT_READY;
+}
+
+API int cuEventQuery(void *queried) {
+  CHECK();
+  pthread_mutex_lock(&standin_lock);
+  const point at = ((event *)queried)->at;
+  pthread_mutex_unlock(&standin_lock);
+  return query(at);
+}
+
+API int cuStreamQuery(void *handle) {
   CHECK_CONTEXT();
   pthread_mutex_lock(&standin_lock);
   stream *on = stream_of(handle);
-  if (on) ((event *)recorded)->at = (point){on, on->queued};
+  const point end = {on, on ? on->queued : 0};
   pthread_mutex_unlock(&standin_lock);
-  return on ? 0 : BAD_HANDLE;
+  return on ? query(end) : BAD_HANDLE;
 }
 
 API int cuEventDestroy_v2(void *destroyed) {

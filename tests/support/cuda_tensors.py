@@ -58,6 +58,17 @@ def fail(function: str, code: int = 700) -> None:
     _driver.standin_fail(function.encode(), code)
 
 
+def hold(copies: int) -> None:
+    """Let the devices begin so many more copies, and then no work at all. -1: until this is called again."""
+    _driver.standin_hold(copies)
+
+
+def pinned() -> int:
+    """Return how many bytes of host memory are registered."""
+    assert _count("standin_unmapped_too_early") == 0
+    return _count("standin_pinned")
+
+
 def _count(name: str) -> int:
     count = getattr(_driver, name)
     count.restype = ctypes.c_uint64

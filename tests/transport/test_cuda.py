@@ -98,7 +98,7 @@ def test_a_driver_that_fails(joined: Peer, peer: Peer) -> None:
             raise AssertionError("it did not fail")
 
         tensor = cuda.DLPackTensor(numbers)
-        cuda.fail("cuStreamSynchronize")
+        cuda.fail("cuEventQuery")
         fails(lambda: host.write(tensor))
         cuda.fail("cuMemcpyAsync")
         fails(lambda: host.read_into(tensor).wait())

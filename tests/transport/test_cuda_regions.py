@@ -276,7 +276,7 @@ def test_a_driver_that_fails_at_the_peer(spawn: Spawn, cuda_driver: str) -> None
     peer.run(REACH, to=owner.address, over="shm")
     peer.run(
         """
-        for function in ("cuMemcpyAsync", "cuStreamSynchronize"):
+        for function in ("cuMemcpyAsync", "cuEventQuery"):
             for call in (lambda: region.write(numbers), lambda: region.read()):
                 cuda.fail(function)
                 try:

@@ -3,9 +3,6 @@
  * Memory of CUDA devices, over tests/support/cuda_driver.c: copies that come late, regions that peers use, and a driver
  * that fails. Within a process no memory is opened by CUDA IPC: tests/transport/test_cuda_regions.py does.
  */
-#include <dlfcn.h>
-#include <libgen.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -14,52 +11,9 @@
 #include <unistd.h>
 
 #include "base/cuda.h"
-#include "unit.h"
+#include "cuda_standin.h"
 
-enum { BOTH = RDT_ACCESS_READ | RDT_ACCESS_WRITE, LATE_US = 3000, LARGE = 3 << 20 };
-
-static void (*delay)(unsigned us);
-static void (*fail)(const char *function, int code);
-static uint64_t (*allocated)(void);
-
-static void *find(void *library, const char *name) {
-  void *found = dlsym(library, name);
-  EXPECT(found);
-  return found;
-}
-
-static void load_driver(void) {
-  char own[PATH_MAX] = "", path[PATH_MAX + 32];
-  EXPECT(readlink("/proc/self/exe", own, sizeof(own) - 1) > 0);
-  snprintf(path, sizeof(path), "%s/../cuda/libcuda.so.1", dirname(own));
-  void *library = dlopen(path, RTLD_NOW);
-  EXPECT(library);
-  *(void **)&delay = find(library, "standin_delay");
-  *(void **)&fail = find(library, "standin_fail");
-  *(void **)&allocated = find(library, "standin_allocated");
-}
-
-static uint8_t *numbers(size_t size, unsigned from) {
-  uint8_t *made = malloc(size);
-  EXPECT(made);
-  for (size_t i = 0; i < size; i++) made[i] = (uint8_t)((i + from) * 2654435761u >> 13);
-  return made;
-}
-
-static void *on_device(int device, uint64_t size) {
-  void *memory = NULL;
-  EXPECT_STATUS(RDT_OK, rdt_cuda_alloc(device, size, &memory));
-  return memory;
-}
-
-static bool holds(const void *memory, const uint8_t *wanted, size_t size) {
-  uint8_t *seen = malloc(size);
-  EXPECT(seen);
-  EXPECT_STATUS(RDT_OK, rdt_cuda_copy(seen, memory, size));
-  bool same = memcmp(seen, wanted, size) == 0;
-  free(seen);
-  return same;
-}
+enum { BOTH = RDT_ACCESS_READ | RDT_ACCESS_WRITE, LATE_US = 3000 };
 
 static void test_copies_are_complete(void) {
   uint8_t *wanted = numbers(LARGE, 1), *zeros = calloc(1, LARGE);
@@ -99,7 +53,7 @@ static void test_what_is_refused(void) {
   EXPECT_STATUS(RDT_ERR_NO_MEMORY, rdt_cuda_alloc(0, 64, &more));
   EXPECT(strstr(rdt_last_error(), "out of memory (CUDA error 2, CUDA_ERROR_OUT_OF_MEMORY)"));
   for (int i = 0; i < 2; i++) {
-    fail(i ? "cuStreamSynchronize" : "cuMemcpyAsync", 400);
+    fail(i ? "cuEventQuery" : "cuMemcpyAsync", 400);
     EXPECT_STATUS(RDT_ERR_SYSTEM, rdt_cuda_copy(memory, here, 8));
     EXPECT(strstr(rdt_last_error(), "invalid resource handle"));
   }
@@ -180,7 +134,7 @@ static void test_peers_use_regions(const char *transport) {
 
 /* The peer learns of it; nothing half done counts as done. */
 static void test_driver_fails_under_peers(void) {
-  static const char *const functions[] = {"cuMemcpyAsync", "cuStreamSynchronize"};
+  static const char *const functions[] = {"cuMemcpyAsync", "cuEventQuery"};
   uint8_t *bytes = numbers(LARGE, 3);
   char *memory = on_device(0, LARGE);
   rdt_region *region = share(memory, LARGE, "failing");

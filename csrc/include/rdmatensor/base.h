@@ -122,7 +122,8 @@ RDT_API rdt_status rdt_memory_free(void *address);
 /* Memory of CUDA devices. The driver, libcuda.so.1, is opened by the first of these calls. Where there is none, or it
  * shows no device, they return RDT_ERR_UNSUPPORTED; in a child of fork, if its parent called one, RDT_ERR_FORKED; for
  * what the driver reports, RDT_ERR_SYSTEM with its words. `device` is the driver's number, from 0. Any thread; not from a
- * handler, because they wait for the device, without a deadline. */
+ * handler, because they wait for the device: each wait for DEADLINE_MS at most, then they return RDT_ERR_DEADLINE. What
+ * still runs then keeps the memory that it uses. */
 
 /* Allocates `size` > 0 bytes, zero-filled, on a device. RDT_ERR_INVALID if there is no such device,
  * RDT_ERR_NO_MEMORY. Free them with rdt_cuda_free, after closing every region registered over them. */
@@ -138,6 +139,10 @@ RDT_API rdt_status rdt_cuda_copy(void *to, const void *from, uint64_t size);
 RDT_API rdt_status rdt_cuda_stream(int device, uint64_t *stream);
 /* Waits until what was queued on a CUstream of the device that has `address` is done. */
 RDT_API rdt_status rdt_cuda_wait(const void *address, uint64_t stream);
+/* Lets devices copy directly to and from the block of rdt_memory_alloc at `address`, all of whose pages stay in memory
+ * then, until it is freed. RDT_ERR_UNSUPPORTED if this process does not use CUDA yet: nothing is opened then. Blocks of
+ * which much is copied need no call. */
+RDT_API rdt_status rdt_cuda_pin(void *address);
 /* Writes the driver's version and the devices' names, for people, into `text` of `size` bytes; cut if too long. */
 RDT_API rdt_status rdt_cuda_describe(char *text, size_t size);
 /* Returns RDT_OK if the driver lets other processes of this host use memory of the device (CUDA IPC), so that regions in

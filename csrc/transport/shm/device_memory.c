@@ -136,7 +136,8 @@ static rdt_status copy(rdt_shm_opened *opened, void *to, const void *from, uint6
     status = rdt_cuda_copy(to, from, size);
   else
     status = rdt_fail(RDT_ERR_NO_REGION, "the peer has closed the region");
-  end(opened);
+  /* What still runs after its deadline keeps the owner waiting too, until the memory is closed here. */
+  if (status != RDT_ERR_DEADLINE || !rdt_cuda_is_used(opened->memory)) end(opened);
   return status;
 }
 
@@ -151,9 +152,11 @@ rdt_status rdt_shm_device_read(rdt_shm_opened *opened, uint64_t offset, void *lo
 }
 
 void rdt_shm_device_close(rdt_shm_opened *opened) {
-  if (opened->memory) rdt_cuda_close(opened->memory);
   if (opened->page) munmap((void *)opened->page, PAGE_BYTES);
-  if (opened->file >= 0) close(opened->file);
+  if (opened->memory)
+    rdt_cuda_close(opened->memory, opened->file);
+  else if (opened->file >= 0)
+    close(opened->file);
   pthread_mutex_destroy(&opened->lock);
   free(opened);
 }
