@@ -45,6 +45,7 @@ typedef struct event {
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static stream streams[MOST_STREAMS]; /* the first is the default one */
 static atomic_uint delay_us;
+static _Atomic uint64_t copies;
 static int left = -1; /* copies that may begin; -1: any number */
 
 API void standin_delay(unsigned us) { atomic_store(&delay_us, us); }
@@ -56,6 +57,9 @@ API void standin_hold(int copies) {
   pthread_cond_broadcast(&moved);
   pthread_mutex_unlock(&standin_lock);
 }
+
+/* Returns how many copies were begun. */
+API uint64_t standin_copies(void) { return copies; }
 
 /* Returns how many copies wait. */
 API int standin_queued(void) {
@@ -92,6 +96,7 @@ static void *run(void *argument) {
       pthread_cond_wait(&moved, &standin_lock);
       continue;
     }
+    copies += next->kind == COPY;
     left -= left > 0 && next->kind == COPY;
     self->first = next->next;
     if (!self->first) self->last = &self->first;

@@ -18,7 +18,7 @@ enum { LARGE = 3 << 20 };
 
 static void (*delay)(unsigned us);
 static void (*fail)(const char *function, int code);
-static uint64_t (*allocated)(void), (*pinned)(void);
+static uint64_t (*allocated)(void), (*pinned)(void), (*copies)(void);
 static void (*hold)(int copies);
 static int (*queued)(void), (*unmapped_too_early)(void);
 
@@ -38,6 +38,7 @@ static inline void load_driver(void) {
   *(void **)&fail = find(library, "standin_fail");
   *(void **)&allocated = find(library, "standin_allocated");
   *(void **)&pinned = find(library, "standin_pinned");
+  *(void **)&copies = find(library, "standin_copies");
   *(void **)&hold = find(library, "standin_hold");
   *(void **)&queued = find(library, "standin_queued");
   *(void **)&unmapped_too_early = find(library, "standin_unmapped_too_early");

@@ -132,6 +132,25 @@ static void test_peers_use_regions(const char *transport) {
   free(wanted);
 }
 
+/* What goes over the network goes to a device in pieces of 512 KiB. */
+static void test_long_operations_are_few_copies(void) {
+  uint8_t *wanted = numbers(LARGE, 5), *seen = malloc(LARGE);
+  char *memory = on_device(0, LARGE);
+  rdt_region *region = share(memory, LARGE, "long");
+  link_to over = reach("long", "tcp");
+  EXPECT(seen);
+  uint64_t before = copies();
+  EXPECT_STATUS(RDT_OK, move(over, RDT_OP_WRITE, wanted, LARGE, 0));
+  EXPECT_STATUS(RDT_OK, move(over, RDT_OP_READ, seen, LARGE, 0));
+  EXPECT(copies() - before == 2 * LARGE / (512 << 10));
+  EXPECT(memcmp(seen, wanted, LARGE) == 0);
+  leave(over);
+  rdt_region_close(region);
+  rdt_cuda_free(memory);
+  free(seen);
+  free(wanted);
+}
+
 /* The peer learns of it; nothing half done counts as done. */
 static void test_driver_fails_under_peers(void) {
   static const char *const functions[] = {"cuMemcpyAsync", "cuEventQuery"};
@@ -245,6 +264,7 @@ int main(void) {
   test_registration();
   test_peers_use_regions("tcp");
   test_peers_use_regions("shm");
+  test_long_operations_are_few_copies();
   test_driver_fails_under_peers();
   test_closed_while_copies_run("tcp", RDT_ERR_ACCESS);
   test_closed_while_copies_run("shm", RDT_ERR_NO_REGION);

@@ -195,6 +195,7 @@ static void free_stream(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   for (int i = 0; i < RDT_TCP_PARTS; i++) rdt_tcp_registration_unref(stream->out.held[i]);
   for (uint64_t at = stream->given; stream->answers && at < stream->owed; at++)
     rdt_tcp_registration_unref(stream->answers[at & (endpoint->depth - 1)].registration);
+  free(stream->in.gathered);
   free(stream->pieces);
   free(stream->answers);
   pthread_mutex_destroy(&stream->out_lock);

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 
@@ -203,8 +204,34 @@ static rdt_status begin_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
     return RDT_OK;
   }
   in->registration = find(endpoint, &in->frame, RDT_ACCESS_WRITE);
-  if (in->registration) in->to = in->registration->start + in->frame.value;
+  if (!in->registration) return RDT_OK;
+  in->to = in->registration->start + in->frame.value;
+  if (in->registration->on_device && in->frame.size >= LONG_BODY)
+    in->gathered = malloc(in->frame.size);
+  if (in->gathered) in->to = in->gathered;
   return RDT_OK;
+}
+
+/* The rest of the body is discarded, and its operation refused. */
+static void drop_body(rdt_tcp_input *in) {
+  in->to = NULL;
+  rdt_tcp_registration_unref(in->registration);
+  in->registration = NULL;
+}
+
+/* Pins the region of the body. A region that was closed takes no more bytes. */
+static bool pin(rdt_tcp_input *in) {
+  if (!in->registration || rdt_tcp_region_pin(in->registration)) return in->registration != NULL;
+  drop_body(in);
+  return false;
+}
+
+static void store_gathered(rdt_tcp_input *in) {
+  if (!in->gathered || !pin(in)) return;
+  bool stored =
+      rdt_tcp_region_store(in->registration->start + in->frame.value, in->gathered, in->frame.size);
+  rdt_tcp_region_unpin(in->registration);
+  if (!stored) drop_body(in);
 }
 
 static rdt_status end_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
@@ -220,11 +247,14 @@ static rdt_status end_body(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   } else if (rdt_tcp_is_atomic(in->frame.kind)) {
     status = serve_atomic(endpoint, stream);
   } else {
+    store_gathered(in);
     if (!in->to) status = refuse(endpoint, stream);
     served(endpoint, stream, true);
   }
   rdt_tcp_registration_unref(in->registration);
   in->registration = NULL;
+  free(in->gathered);
+  in->gathered = NULL;
   return status;
 }
 
@@ -274,23 +304,9 @@ static rdt_status handle(rdt_endpoint *endpoint, rdt_tcp_stream *stream) {
   }
 }
 
-/* The rest of the body is discarded, and its operation refused. */
-static void drop_body(rdt_tcp_input *in) {
-  in->to = NULL;
-  rdt_tcp_registration_unref(in->registration);
-  in->registration = NULL;
-}
-
-/* Pins the region of the body. A region that was closed takes no more bytes. */
-static bool pin(rdt_tcp_input *in) {
-  if (!in->registration || rdt_tcp_region_pin(in->registration)) return in->registration != NULL;
-  drop_body(in);
-  return false;
-}
-
 /* Reports whether no system call can receive the body where it belongs. */
 static bool is_for_device(const rdt_tcp_input *in) {
-  return in->registration && in->registration->on_device;
+  return in->registration && in->registration->on_device && !in->gathered;
 }
 
 static void passed(rdt_tcp_input *in, uint32_t size) {

@@ -67,6 +67,7 @@ typedef struct rdt_tcp_input {
   uint8_t *to;                    /* NULL: it is discarded */
   uint64_t operands[2];           /* the body of an atomic operation */
   rdt_registration *registration; /* held while the body goes into a region */
+  uint8_t *gathered;              /* a long body for a CUDA device, which gets it as a whole */
   uint64_t answered;              /* pieces below this have their data, if they get any */
   uint64_t shorts;                /* bytes of frames since the last long body */
   bool in_body, ended;
