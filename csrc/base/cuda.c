@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/config.h"
 #include "base/cuda_driver.h"
@@ -252,6 +254,32 @@ void rdt_cuda_free(void *address) {
   rdt_cuda_leave();
 }
 
+static bool pins_host_memory(void) {
+  const device *entered;
+  const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+  void *page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return false;
+  bool pinned = false;
+  if (rdt_cuda_enter(0, &entered) == RDT_OK) {
+    pinned = rdt_cuda.pin(page, size, RDT_CUDA_PORTABLE) == 0;
+    if (pinned) rdt_cuda.unpin(page);
+    rdt_cuda_leave();
+  }
+  munmap(page, size);
+  return pinned;
+}
+
+static bool reach_each_other(void) {
+  for (int i = 0; i < count * count; i++) {
+    int one, other, can = 0;
+    if (i / count != i % count &&
+        (rdt_cuda.device_get(&one, i / count) != 0 || rdt_cuda.device_get(&other, i % count) != 0 ||
+         rdt_cuda.can_access_peer(&can, one, other) != 0 || !can))
+      return false;
+  }
+  return true;
+}
+
 rdt_status rdt_cuda_describe(char *text, size_t size) {
   int version = 0;
   if (!text || size == 0) return rdt_fail(RDT_ERR_INVALID, "no room for a text");
@@ -265,5 +293,11 @@ rdt_status rdt_cuda_describe(char *text, size_t size) {
     if (rdt_cuda.device_get(&handle, i) == 0) rdt_cuda.device_name(name, sizeof(name), handle);
     used += snprintf(text + used, size - (size_t)used, ", cuda:%d is %s", i, name);
   }
+  const char *host = pins_host_memory() ? "is pinned for copies" : "cannot be pinned for copies";
+  const char *between = count == 1           ? ""
+                        : reach_each_other() ? "; GPUs copy to each other directly"
+                                             : "; between some GPUs, copies go through the host";
+  if (used >= 0 && (size_t)used < size)
+    snprintf(text + used, size - (size_t)used, "; host memory %s%s", host, between);
   return RDT_OK;
 }

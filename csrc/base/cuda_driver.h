@@ -48,6 +48,7 @@ typedef struct rdt_cuda_handle {
   ROW(pin, "cuMemHostRegister_v2", (void *address, size_t size, unsigned flags))                   \
   ROW(unpin, "cuMemHostUnregister", (void *address))                                               \
   ROW(attribute, "cuPointerGetAttribute", (void *value, int attribute, uint64_t address))          \
+  ROW(can_access_peer, "cuDeviceCanAccessPeer", (int *can, int device, int peer))                  \
   ROW(device_uuid, "cuDeviceGetUuid", (uint8_t *uuid, int device))                                 \
   ROW(range, "cuMemGetAddressRange_v2", (uint64_t *base, size_t *size, uint64_t address))          \
   ROW(ipc_get, "cuIpcGetMemHandle", (rdt_cuda_handle * handle, uint64_t address))                  \

@@ -55,16 +55,19 @@ static pid_t owner;
 static int device_count;
 atomic_int standin_broken;
 static char failing[64];
-static int failing_with;
+static int failing_with, calls_left;
 static int freed_too_early;
 
-/* Every call of the function fails with `code` from now on; 0: none does. */
-API void standin_fail(const char *function, int code) {
+/* After so many more calls of the function, every one fails with `code`; 0: none does. */
+API void standin_fail_after(int calls, const char *function, int code) {
   pthread_mutex_lock(&standin_lock);
+  calls_left = calls;
   snprintf(failing, sizeof(failing), "%s", function);
   failing_with = code;
   pthread_mutex_unlock(&standin_lock);
 }
+
+API void standin_fail(const char *function, int code) { standin_fail_after(0, function, code); }
 
 /* Returns the bytes of devices that are allocated now. */
 API uint64_t standin_allocated(void) {
@@ -93,6 +96,7 @@ int standin_check(const char *function) {
   if (!initialized || owner != getpid()) return NOT_INITIALIZED;
   pthread_mutex_lock(&standin_lock);
   int error = strcmp(function, failing) == 0 ? failing_with : 0;
+  if (error && calls_left > 0) calls_left--, error = 0;
   pthread_mutex_unlock(&standin_lock);
   return error ? error : atomic_load(&standin_broken);
 }
@@ -166,6 +170,13 @@ API int cuDeviceGetUuid(char *uuid, int device) {
   CHECK();
   memset(uuid, 0, 16);
   snprintf(uuid, 16, "stand-in %d", device);
+  return 0;
+}
+
+API int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+  CHECK();
+  if (device < 0 || device >= device_count || peer < 0 || peer >= device_count) return BAD_DEVICE;
+  *can = device != peer;
   return 0;
 }
 

@@ -18,6 +18,7 @@ enum { LARGE = 3 << 20 };
 
 static void (*delay)(unsigned us);
 static void (*fail)(const char *function, int code);
+static void (*fail_after)(int calls, const char *function, int code);
 static uint64_t (*allocated)(void), (*pinned)(void), (*copies)(void);
 static void (*hold)(int copies);
 static int (*queued)(void), (*unmapped_too_early)(void);
@@ -36,6 +37,7 @@ static inline void load_driver(void) {
   EXPECT(library);
   *(void **)&delay = find(library, "standin_delay");
   *(void **)&fail = find(library, "standin_fail");
+  *(void **)&fail_after = find(library, "standin_fail_after");
   *(void **)&allocated = find(library, "standin_allocated");
   *(void **)&pinned = find(library, "standin_pinned");
   *(void **)&copies = find(library, "standin_copies");

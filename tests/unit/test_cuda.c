@@ -256,7 +256,18 @@ int main(void) {
       RDT_OK, rdt_config_set("TRANSPORTS", "shm,tcp")); /* not only the one that the suite tests */
   char text[256];
   EXPECT_STATUS(RDT_OK, rdt_cuda_describe(text, sizeof(text)));
-  EXPECT(strcmp(text, "CUDA 12.4, cuda:0 is stand-in 0, cuda:1 is stand-in 1") == 0);
+  EXPECT(strcmp(text,
+                "CUDA 12.4, cuda:0 is stand-in 0, cuda:1 is stand-in 1; host memory is pinned "
+                "for copies; GPUs copy to each other directly") == 0);
+  static const char *const lacking[][2] = {
+      {"cuMemHostRegister_v2", "host memory cannot be pinned"},
+      {"cuDeviceCanAccessPeer", "between some GPUs, copies go through the host"}};
+  for (int i = 0; i < 2; i++) {
+    fail(lacking[i][0], 801);
+    EXPECT_STATUS(RDT_OK, rdt_cuda_describe(text, sizeof(text)));
+    EXPECT(strstr(text, lacking[i][1]));
+  }
+  fail("", 0);
   test_copies_are_complete();
   test_what_is_refused();
   EXPECT_STATUS(RDT_OK, rdt_device_open(NULL, &owner));

@@ -136,6 +136,58 @@ static void test_what_still_runs_keeps_its_memory(void) {
   free(wanted);
 }
 
+/* Whatever fails, and wherever: no success, no late write to the caller's memory, and the next copy works. */
+static void test_failures_in_the_middle(void) {
+  static const char *const functions[] = {"cuMemcpyAsync", "cuEventRecord", "cuEventQuery"};
+  const size_t size = 9 << 20;
+  uint8_t *wanted = numbers(size, 6), *here = malloc(size), *seen = malloc(size);
+  char *memory = on_device(0, size);
+  EXPECT(here && seen);
+  for (int i = 0; i < 3 * 9 * 2; i++) {
+    const bool to_device = i % 2;
+    memcpy(here, wanted, size);
+    delay(100);
+    fail_after(i / 6, functions[i / 2 % 3], 400);
+    EXPECT_STATUS(RDT_ERR_SYSTEM, to_device ? rdt_cuda_copy(memory, here, size)
+                                            : rdt_cuda_copy(here, memory, size));
+    memcpy(seen, here, size);
+    fail("", 0);
+    delay(0);
+    EXPECT_STATUS(RDT_OK, rdt_cuda_copy(memory, wanted, size));
+    EXPECT(memcmp(seen, here, size) == 0 && holds(memory, wanted, size));
+  }
+  rdt_cuda_free(memory);
+  UNTIL(is_allocated(0));
+  free(here);
+  free(seen);
+  free(wanted);
+}
+
+static void test_thousand_deadlines(void) {
+  uint8_t *bytes = numbers(LARGE, 7);
+  char *memory = on_device(0, LARGE);
+  EXPECT_STATUS(RDT_OK, rdt_cuda_copy(memory, bytes, LARGE));
+  const uint64_t before = pinned();
+  stick_after(0);
+  set_deadline("1");
+  occupy_default_stream(memory);
+  for (int i = 0; i < 1000; i++)
+    EXPECT_STATUS(RDT_ERR_DEADLINE, rdt_cuda_copy(memory, bytes, LARGE));
+  EXPECT(pinned() == before);
+  for (int i = 0; i < 100; i++) { /* and in the middle of a copy */
+    unstick();
+    EXPECT_STATUS(RDT_OK, rdt_cuda_wait(memory, 0));
+    hold(1);
+    set_deadline("1");
+    EXPECT(rdt_cuda_copy(memory, bytes, LARGE) == RDT_ERR_DEADLINE);
+  }
+  unstick();
+  EXPECT(holds(memory, bytes, LARGE) && pinned() <= 8 * CHUNKS_BYTES);
+  rdt_cuda_free(memory);
+  UNTIL(is_allocated(0));
+  free(bytes);
+}
+
 static void test_between_devices(void) {
   char *first = on_device(0, LARGE), *second = on_device(1, LARGE);
   stick_after(0);
@@ -307,6 +359,8 @@ int main(void) {
   test_a_driver_that_pins_nothing();
   test_deadlines();
   test_what_still_runs_keeps_its_memory();
+  test_failures_in_the_middle();
+  test_thousand_deadlines();
   test_between_devices();
   test_straight_copies();
   test_pools_are_not_pinned();
