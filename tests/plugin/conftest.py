@@ -78,8 +78,8 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
     cluster.close()
 
 
-def _compiled(name: str, root: Path, folder: Path, *more: str) -> Path:
-    """A library made of `name`.c, to be loaded into servers. `more`: options for the compiler."""
+def _compiled(name: str, root: Path, folder: Path, *more: str | Path) -> Path:
+    """A library made of `name`.c, to be loaded into servers. `more`: files and options for the compiler."""
     library = folder / f"lib{name}.so"
     source = Path(__file__).with_name(f"{name}.c")
     options = [
@@ -110,11 +110,12 @@ def delays_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="session")
 def device_library(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pluggable_device.c"""
+    """pluggable_device.c, and its parts"""
     tensorflow = Path(tf.sysconfig.get_lib())
     libraries = [f"-l:libtensorflow_{name}.so.2" for name in ("framework", "cc")]
     folder = tmp_path_factory.mktemp("pluggable_device")
+    parts = [Path(__file__).with_name(f"pluggable_{part}.c") for part in ("streams", "kernels")]
     return _compiled(
-        "pluggable_device", root, folder,
+        "pluggable_device", root, folder, *parts, "-fvisibility=hidden",
         "-isystem", str(tensorflow / "include"), f"-L{tensorflow}", *libraries,
     )  # fmt: skip

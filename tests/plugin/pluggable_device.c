@@ -1,27 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device for TensorFlow, TEST_DEVICE or what TEST_DEVICE_TYPE says, that behaves as a GPU does where there is none. The host cannot touch its
-// memory: what TensorFlow is given is a view of it without any access. Only the device reads and writes, on a thread
-// for each stream. Each copy comes TEST_DEVICE_COPY_US late, and each result of a kernel TEST_DEVICE_KERNEL_US. A test
+// A device for TensorFlow, TEST_DEVICE or what TEST_DEVICE_TYPE says, that behaves as a GPU does where there is none.
+// The host cannot touch its memory: what TensorFlow is given is a view of it without any access. Only the device reads
+// and writes, on a thread for each stream. Each copy comes TEST_DEVICE_COPY_US late, and each result of a kernel TEST_DEVICE_KERNEL_US. A test
 // sets the exported numbers to make it fail or wait.
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
+#include "pluggable_device.h"
+
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-#include "tensorflow/c/experimental/stream_executor/stream_executor.h"
-#include "tensorflow/c/kernels.h"
 
 #define MEMORY_BYTES ((uint64_t)1 << 30)
 #define PAGE_BYTES ((uint64_t)4096)
-#define EXPORT __attribute__((visibility("default")))
 
 static uint8_t *view;   // what TensorFlow has: no access
 static uint8_t *bytes;  // the same memory for the device
-static useconds_t copy_us, kernel_us;
+useconds_t copy_us, kernel_us;
 
 // So many of the next copies and allocations fail.
 EXPORT int64_t fail_to_host, fail_to_device, fail_allocation;
@@ -30,212 +23,12 @@ EXPORT int64_t hold_to_host, hold_to_device, waiting;
 EXPORT int64_t used;  // bytes that TensorFlow has been given
 
 // Of type GPU, it has those of TensorFlow's kernels that GPUs have and that need no CUDA: collective operations.
-static const char *device_type(void) {
+const char *device_type(void) {
   const char *text = getenv("TEST_DEVICE_TYPE");
   return text ? text : "TEST_DEVICE";
 }
 
-static uint8_t *reach(const void *address) { return bytes + ((const uint8_t *)address - view); }
-
-// ---- Streams ------------------------------------------------------------------------------------
-
-typedef struct task {
-  struct task *next;
-  void (*run)(struct task *task);
-  useconds_t late;
-  void *to;
-  const void *from,
-      *other;  // `other` has `other_step` floats between its elements: 0 for one number
-  uint64_t size, other_step;
-  uint32_t pattern;
-  SP_Stream stream;  // whose `target` tasks come first
-  uint64_t target;
-  int64_t *hold;
-  SE_StatusCallbackFn callback;
-} task;
-
-struct SP_Stream_st {
-  pthread_t thread;
-  pthread_mutex_t mutex;
-  pthread_cond_t changed;
-  task *first, **last;
-  uint64_t given, done;  // tasks
-  bool ends;
-  SP_Stream next;  // of all streams
-};
-
-static pthread_mutex_t streams_mutex = PTHREAD_MUTEX_INITIALIZER;
-static SP_Stream streams;
-
-struct SP_Event_st {
-  SP_Stream stream;  // NULL: not recorded
-  uint64_t target;
-};
-
-static void await(SP_Stream stream, uint64_t target) {
-  pthread_mutex_lock(&stream->mutex);
-  while (stream->done < target) pthread_cond_wait(&stream->changed, &stream->mutex);
-  pthread_mutex_unlock(&stream->mutex);
-}
-
-static void *work(void *argument) {
-  SP_Stream stream = argument;
-  pthread_mutex_lock(&stream->mutex);
-  for (;;) {
-    while (!stream->first && !stream->ends) pthread_cond_wait(&stream->changed, &stream->mutex);
-    task *next = stream->first;
-    if (!next) break;
-    stream->first = next->next;
-    if (!stream->first) stream->last = &stream->first;
-    pthread_mutex_unlock(&stream->mutex);
-    if (next->late) usleep(next->late);
-    next->run(next);
-    free(next);
-    pthread_mutex_lock(&stream->mutex);
-    stream->done++;
-    pthread_cond_broadcast(&stream->changed);
-  }
-  pthread_mutex_unlock(&stream->mutex);
-  return NULL;
-}
-
-static void give(SP_Stream stream, task described) {
-  task *added = malloc(sizeof *added);
-  if (!added) abort();
-  *added = described;
-  added->next = NULL;
-  pthread_mutex_lock(&stream->mutex);
-  *stream->last = added;
-  stream->last = &added->next;
-  stream->given++;
-  pthread_cond_broadcast(&stream->changed);
-  pthread_mutex_unlock(&stream->mutex);
-}
-
-static uint64_t given(SP_Stream stream) {
-  pthread_mutex_lock(&stream->mutex);
-  uint64_t count = stream->given;
-  pthread_mutex_unlock(&stream->mutex);
-  return count;
-}
-
-static void create_stream(const SP_Device *device, SP_Stream *out, TF_Status *status) {
-  (void)device;
-  SP_Stream stream = calloc(1, sizeof *stream);
-  if (!stream) abort();
-  pthread_mutex_init(&stream->mutex, NULL);
-  pthread_cond_init(&stream->changed, NULL);
-  stream->last = &stream->first;
-  if (pthread_create(&stream->thread, NULL, work, stream)) {
-    TF_SetStatus(status, TF_INTERNAL, "no thread for a stream");
-    free(stream);
-    return;
-  }
-  pthread_mutex_lock(&streams_mutex);
-  stream->next = streams;
-  streams = stream;
-  pthread_mutex_unlock(&streams_mutex);
-  *out = stream;
-  TF_SetStatus(status, TF_OK, "");
-}
-
-// Events may still name the stream, so it is not freed.
-static void destroy_stream(const SP_Device *device, SP_Stream stream) {
-  (void)device;
-  pthread_mutex_lock(&stream->mutex);
-  stream->ends = true;
-  pthread_cond_broadcast(&stream->changed);
-  pthread_mutex_unlock(&stream->mutex);
-  pthread_join(stream->thread, NULL);
-}
-
-static void run_wait(task *task) { await(task->stream, task->target); }
-
-static void create_stream_dependency(const SP_Device *device, SP_Stream dependent, SP_Stream other,
-                                     TF_Status *status) {
-  (void)device;
-  give(dependent, (task){.run = run_wait, .stream = other, .target = given(other)});
-  TF_SetStatus(status, TF_OK, "");
-}
-
-static void get_stream_status(const SP_Device *device, SP_Stream stream, TF_Status *status) {
-  (void)device, (void)stream;
-  TF_SetStatus(status, TF_OK, "");
-}
-
-static void block_host_until_done(const SP_Device *device, SP_Stream stream, TF_Status *status) {
-  (void)device;
-  await(stream, given(stream));
-  TF_SetStatus(status, TF_OK, "");
-}
-
-static void synchronize_all_activity(const SP_Device *device, TF_Status *status) {
-  pthread_mutex_lock(&streams_mutex);
-  SP_Stream first = streams;
-  pthread_mutex_unlock(&streams_mutex);
-  for (SP_Stream stream = first; stream; stream = stream->next) {
-    block_host_until_done(device, stream, status);
-  }
-}
-
-static void run_callback(task *task) {
-  TF_Status *status = TF_NewStatus();
-  task->callback(task->to, status);
-  TF_DeleteStatus(status);
-}
-
-static TF_Bool host_callback(const SP_Device *device, SP_Stream stream,
-                             SE_StatusCallbackFn callback, void *argument) {
-  (void)device;
-  give(stream, (task){.run = run_callback, .callback = callback, .to = argument});
-  return true;
-}
-
-// ---- Events -------------------------------------------------------------------------------------
-
-static void create_event(const SP_Device *device, SP_Event *event, TF_Status *status) {
-  (void)device;
-  *event = calloc(1, sizeof **event);
-  if (!*event) abort();
-  TF_SetStatus(status, TF_OK, "");
-}
-
-static void destroy_event(const SP_Device *device, SP_Event event) {
-  (void)device;
-  free(event);
-}
-
-static SE_EventStatus get_event_status(const SP_Device *device, SP_Event event) {
-  (void)device;
-  if (!event->stream) return SE_EVENT_COMPLETE;
-  pthread_mutex_lock(&event->stream->mutex);
-  bool is_done = event->stream->done >= event->target;
-  pthread_mutex_unlock(&event->stream->mutex);
-  return is_done ? SE_EVENT_COMPLETE : SE_EVENT_PENDING;
-}
-
-static void record_event(const SP_Device *device, SP_Stream stream, SP_Event event,
-                         TF_Status *status) {
-  (void)device;
-  event->target = given(stream);
-  event->stream = stream;
-  TF_SetStatus(status, TF_OK, "");
-}
-
-static void wait_for_event(const SP_Device *device, SP_Stream stream, SP_Event event,
-                           TF_Status *status) {
-  (void)device;
-  if (event->stream) {
-    give(stream, (task){.run = run_wait, .stream = event->stream, .target = event->target});
-  }
-  TF_SetStatus(status, TF_OK, "");
-}
-
-static void block_host_for_event(const SP_Device *device, SP_Event event, TF_Status *status) {
-  (void)device;
-  if (event->stream) await(event->stream, event->target);
-  TF_SetStatus(status, TF_OK, "");
-}
+uint8_t *reach(const void *address) { return bytes + ((const uint8_t *)address - view); }
 
 // ---- Memory -------------------------------------------------------------------------------------
 
@@ -370,89 +163,6 @@ static void mem_zero(const SP_Device *device, SP_Stream stream, SP_DeviceMemoryB
   fill32(device, stream, to, 0, size, status);
 }
 
-// ---- Kernels for floats -------------------------------------------------------------------------
-
-static void give_kernel(TF_OpKernelContext *context, void (*run)(task *task)) {
-  TF_Status *status = TF_NewStatus();
-  TF_Tensor *inputs[2] = {NULL, NULL}, *output = NULL;
-  int64_t dims[8];
-  int rank = 0;
-  for (int i = 0; i < 2 && TF_GetCode(status) == TF_OK; i++) {
-    TF_GetInput(context, i, &inputs[i], status);
-  }
-  if (TF_GetCode(status) == TF_OK) {
-    rank = TF_NumDims(inputs[0]);
-    size_t size = TF_TensorByteSize(inputs[0]), other = TF_TensorByteSize(inputs[1]);
-    if (rank > 8 || (other != size && other != sizeof(float))) {
-      TF_SetStatus(status, TF_INVALID_ARGUMENT,
-                   "the test's device does not broadcast these shapes");
-    }
-  }
-  if (TF_GetCode(status) == TF_OK) {
-    for (int i = 0; i < rank; i++) dims[i] = TF_Dim(inputs[0], i);
-    // The operations within a collective one must write where they read.
-    const int first = 0;
-    int forwarded;
-    output = TF_ForwardInputOrAllocateOutput(context, &first, 1, 0, dims, rank, &forwarded, status);
-  }
-  SP_Stream stream = TF_GetCode(status) == TF_OK ? TF_GetStream(context, status) : NULL;
-  if (TF_GetCode(status) != TF_OK) {
-    TF_OpKernelContext_Failure(context, status);
-  } else if (TF_TensorByteSize(output) > 0) {
-    give(stream, (task){.run = run,
-                        .late = kernel_us,
-                        .to = reach(TF_TensorData(output)),
-                        .from = reach(TF_TensorData(inputs[0])),
-                        .other = reach(TF_TensorData(inputs[1])),
-                        .other_step = TF_TensorElementCount(inputs[1]) != 1,
-                        .size = TF_TensorByteSize(output)});
-  }
-  for (int i = 0; i < 2; i++) {
-    if (inputs[i]) TF_DeleteTensor(inputs[i]);
-  }
-  if (output) TF_DeleteTensor(output);
-  TF_DeleteStatus(status);
-}
-
-// The second input `b` has the first one's shape or is one number.
-#define BINARY(name, result)                                    \
-  static void run_##name(task *task) {                          \
-    float *to = task->to;                                       \
-    const float *from = task->from, *other = task->other;       \
-    for (uint64_t i = 0; i < task->size / sizeof *to; i++) {    \
-      float a = from[i], b = other[i * task->other_step];       \
-      to[i] = (result);                                         \
-    }                                                           \
-  }                                                             \
-  static void name(void *kernel, TF_OpKernelContext *context) { \
-    (void)kernel;                                               \
-    give_kernel(context, run_##name);                           \
-  }
-
-BINARY(add, a + b)
-BINARY(multiply, a *b)
-BINARY(divide, a / b)
-BINARY(minimum, a < b ? a : b)
-BINARY(maximum, a > b ? a : b)
-
-static void register_kernel(const char *operation, void (*compute)(void *, TF_OpKernelContext *)) {
-  TF_Status *status = TF_NewStatus();
-  TF_KernelBuilder *builder = TF_NewKernelBuilder(operation, device_type(), NULL, compute, NULL);
-  TF_KernelBuilder_TypeConstraint(builder, "T", TF_FLOAT, status);
-  if (TF_GetCode(status) == TF_OK) TF_RegisterKernelBuilder(operation, builder, status);
-  if (TF_GetCode(status) != TF_OK) abort();
-  TF_DeleteStatus(status);
-}
-
-EXPORT void TF_InitKernel(void) {
-  register_kernel("Add", add);
-  register_kernel("AddV2", add);
-  register_kernel("Mul", multiply);
-  register_kernel("Div", divide);
-  register_kernel("Minimum", minimum);
-  register_kernel("Maximum", maximum);
-}
-
 // ---- The platform -------------------------------------------------------------------------------
 
 static void get_device_count(const SP_Platform *platform, int *count, TF_Status *status) {
@@ -495,29 +205,17 @@ static void create_stream_executor(const SP_Platform *platform,
       .host_memory_deallocate = host_memory_deallocate,
       .get_allocator_stats = get_allocator_stats,
       .device_memory_usage = device_memory_usage,
-      .create_stream = create_stream,
-      .destroy_stream = destroy_stream,
-      .create_stream_dependency = create_stream_dependency,
-      .get_stream_status = get_stream_status,
-      .create_event = create_event,
-      .destroy_event = destroy_event,
-      .get_event_status = get_event_status,
-      .record_event = record_event,
-      .wait_for_event = wait_for_event,
       .memcpy_dtoh = memcpy_dtoh,
       .memcpy_htod = memcpy_htod,
       .memcpy_dtod = memcpy_dtod,
       .sync_memcpy_dtoh = sync_memcpy_dtoh,
       .sync_memcpy_htod = sync_memcpy_htod,
       .sync_memcpy_dtod = sync_memcpy_dtod,
-      .block_host_for_event = block_host_for_event,
-      .block_host_until_done = block_host_until_done,
-      .synchronize_all_activity = synchronize_all_activity,
       .mem_zero = mem_zero,
       .memset = fill,
       .memset32 = fill32,
-      .host_callback = host_callback,
   };
+  fill_in_streams(params->stream_executor);
   TF_SetStatus(status, TF_OK, "");
 }
 

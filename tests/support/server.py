@@ -7,7 +7,8 @@ puts the setting FAULTS in force, and answers how many faults there were. "trace
 a child ended that does nothing.
 
 TEST_DEVICE_LIBRARY in the environment is a library with devices that TensorFlow is to have. "device
-NAME=VALUE ..." sets numbers that it exports, and answers those and "waiting" and "used".
+NAME=VALUE ..." sets numbers that it exports, and answers those and "waiting" and "used". "pinned" and "trim":
+support/device_of_tests.py.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def main() -> None:
         "pid": os.getpid,
         "usage": held,
         "fork": fork,
+        "pinned": device_of_tests.pinned,
+        "trim": device_of_tests.trim,
         "faults": rdmatensor.faults.counts,
         "metrics": metrics,
         "trace": lambda: None,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "memory/arena.h"
 #include "receive/device_copy.h"
 #include "tensorflow/core/framework/device.h"
 
@@ -50,6 +51,7 @@ absl::Status HostTensors::TakeInput() {
                      " bytes from ", device_->name()));
   }
   output_ = &output_copy_;
+  Arena::Get()->PinForDevices();
   if (from == nullptr) return absl::OkStatus();
   input_ = &input_copy_;
   if (from->TotalBytes() == 0) return absl::OkStatus();

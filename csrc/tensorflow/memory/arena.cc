@@ -42,6 +42,8 @@ thread_local uint64_t wanted_bytes = 0;
 thread_local bool trims = false;
 // Trimming and the registration of regions exclude each other: what is pinned must keep its pages.
 std::mutex registration_mutex;
+// Set under it: CUDA's driver has pinned regions, which the kernel may not tell.
+bool keeps_pages = false;
 // Smaller free parts are likely to be used again soon.
 constexpr uint64_t kSmallestTrimmed = kMiB;
 // The heap of the only arena, since it is active.
@@ -228,6 +230,21 @@ void Arena::AwaitAnnouncement() {
   }
 }
 
+void Arena::PinForDevices() {
+  if (pinned_.load(std::memory_order_acquire) == region_count_.load(std::memory_order_acquire) ||
+      !active()) {
+    return;
+  }
+  std::lock_guard<std::mutex> lock(registration_mutex);
+  const int count = region_count_.load(std::memory_order_acquire);
+  const int before = pinned_.load(std::memory_order_relaxed);
+  for (const Region& region : *regions_.load(std::memory_order_acquire)) {
+    const bool is_new = region.index >= before && region.index < count;
+    if (is_new && rdt_cuda_pin(region.base) == RDT_OK) keeps_pages = true;
+  }
+  pinned_.store(count, std::memory_order_release);
+}
+
 void Arena::Subscribe(Listener* listener) {
   if (IsInherited()) return;
   AwaitAnnouncement();
@@ -287,7 +304,7 @@ uint64_t TrimArena() {
   Arena* const arena = Arena::Get();
   if (!arena->active()) return 0;
   std::lock_guard<std::mutex> lock(registration_mutex);
-  if (HasPinnedMemory()) return 0;
+  if (keeps_pages || HasPinnedMemory()) return 0;
   // Nobody else has the memory while its pages go, because it is allocated here. All of it is kept until the end:
   // the heap would hand out again what came back. Only what is free is asked for: the heap prints each failure.
   std::vector<void*> taken;

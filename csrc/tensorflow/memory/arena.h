@@ -86,6 +86,9 @@ class Arena {
   tsl::Allocator* hasty_allocator() { return hasty_.get(); }
   bool IsAnnounced(const void* address) const;
   void AwaitAnnouncement();
+  // Lets GPUs copy directly to and from the arena, if this process uses CUDA. Call it before such copies; it takes time
+  // only when the arena has grown. A failure is logged, and copies are slower.
+  void PinForDevices();
 
   Usage GetUsage();
   void ResetUsage();
@@ -122,6 +125,7 @@ class Arena {
   std::vector<Listener*> listeners_;  // under it
   std::atomic<int> announced_{0};     // regions below this index; written under it
   std::atomic<int> region_count_{0};
+  std::atomic<int> pinned_{0};  // regions below this index are, if CUDA is used
 
   std::atomic<uint64_t> exhausted_allocations_{0}, exhausted_bytes_{0};
   std::atomic<bool> warned_{false};  // not a counter: resetting counters must not repeat warnings

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "memory/arena.h"
 #include "tensorflow/core/framework/device.h"
 #include "xla/tsl/platform/env.h"
 
@@ -38,6 +39,7 @@ void Start(const std::shared_ptr<Copy>& copy) {
     copy->End(absl::OkStatus());
     return;
   }
+  Arena::Get()->PinForDevices();
   copy->to = Tensor(device->GetAllocator(args.alloc_attrs), from.dtype(), from.shape());
   if (!copy->to.IsInitialized()) {
     copy->End(absl::ResourceExhaustedError(absl::StrCat("rdmatensor: ", device->name(),

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/task_name.h"
+#include "memory/arena.h"
 #include "receive/device_copy.h"
 #include "receive/in_plans.h"
 #include "send/out_edges.h"
@@ -100,6 +101,7 @@ class DeviceSend : public tensorflow::AsyncOpKernel {
       return;
     }
     auto copy = std::make_shared<tensorflow::Tensor>(input.dtype(), input.shape());
+    Arena::Get()->PinForDevices();
     if (!copy->IsInitialized()) {
       const absl::Status status = absl::ResourceExhaustedError(
           absl::StrCat("rdmatensor: the host has no memory for a copy of ", input.TotalBytes(),
