@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 import tf_cases
 from harness import Bench, in_turns, main
+from member import timed
 from networks import LOOPBACK, Network, may_make_veth
 from networks import veth as veth_of
-from programs import build, first_line, run, started
-from team import HERE, Team
+from programs import build, first_line, run, started, test_device
+from team import HERE, Failed, Team
 from tf_cases import Case
 from tf_measure import DYNAMIC, FULL, GRPC, LOCAL, STATIC, STOCK, Use, Way, clusters_of, compare
 
@@ -77,6 +79,59 @@ class Bare:
         words = [self._program, "stream", host, self._port, self._nbytes, steps + 1, 1]
         seconds = [float(line) / 1e6 for line in run(words).split()][1:]
         return {"seconds": seconds, "losses": [], "steps": steps + 1}
+
+
+class Copies:
+    """The copies of a step between devices, one to the host and one from it, instead of a cluster."""
+
+    way = Way("two copies", STOCK)
+
+    def __init__(self) -> None:
+        self.network, self.carried_bytes = self, 0
+        self._arrays: list[list[Any]] = []
+
+    def reset(self) -> None:
+        """Nothing is counted."""
+
+    def use(self) -> Use:
+        return Use([])
+
+    def ask(self, command: str, patience: float = 0.0, steps: int = 0, **case: Any) -> Any:
+        """Return the answer in the form of those that tasks of a cluster give."""
+        if command == "devices":
+            own = range(case["count"])
+            self._arrays = [[np.ones(case["nbytes"], np.uint8) for _ in range(3)] for _ in own]
+        if command == "close":
+            self._arrays = []
+        if command != "block":
+            return {}
+        seconds = timed(self._copy, steps + 1)[1:]
+        return {"seconds": seconds, "losses": [], "steps": steps + 1}
+
+    def _copy(self) -> None:
+        for source, host, target in self._arrays:
+            np.copyto(host, source)
+            np.copyto(target, host)
+            self.carried_bytes += host.nbytes
+
+
+def between_devices(bench: Bench, suite: str, cases: list[Case]) -> None:
+    """Measure cases over shared memory, on a device of which each copy is one of memcpy."""
+    if not cases:
+        return
+    with tempfile.TemporaryDirectory() as folder, Team() as team:
+        try:
+            library = test_device(Path(folder))
+        except (OSError, Failed) as error:
+            bench.missing("the tests' device", str(error), "a C compiler named cc (gcc)")
+            return
+        ways = [
+            replace(way, settings={**way.settings, tf_cases.DEVICE_LIBRARY: str(library)})
+            for way in (GRPC, STATIC)
+        ]
+        clusters = clusters_of(team, ways)
+        for case in cases:
+            compare(bench, f"{suite}, between devices", [Copies(), *clusters], case)
 
 
 def steps(
@@ -156,6 +211,8 @@ def measure(
         on = partial(steps, bench, suite, ways, network=network, bare=bare)
         on(cases=chosen([*tf_cases.TRANSFERS, *tf_cases.TRAININGS]), trio=False)
         on(cases=chosen(tf_cases.STEPS), trio=True)
+        if not veth:
+            between_devices(bench, suite, chosen(tf_cases.DEVICES))
     if tf_cases.UNUSED in targets and bench.wanted([tf_cases.UNUSED]):
         unused(bench)
 

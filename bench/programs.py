@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -88,6 +89,30 @@ def _listens(pid: int, port: int) -> bool:
             if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":
                 return True
     return False
+
+
+def test_device(folder: Path) -> Path:
+    """Build the device that the tests give TensorFlow, of which each copy is one of memcpy."""
+    spec = importlib.util.find_spec("tensorflow")
+    assert spec and spec.submodule_search_locations
+    home, library = Path(spec.submodule_search_locations[0]), folder / "libtest_device.so"
+    sources = sorted((ROOT / "tests" / "plugin").glob("pluggable_*.c"))
+    flags = ["-shared", "-fPIC", "-O2", "-pthread", "-fvisibility=hidden", "-D_GNU_SOURCE"]
+    libraries = [f"-l:libtensorflow_{name}.so.2" for name in ("framework", "cc")]
+    run(
+        [
+            "cc",
+            *flags,
+            "-isystem",
+            home / "include",
+            *sources,
+            "-o",
+            library,
+            f"-L{home}",
+            *libraries,
+        ]
+    )
+    return library
 
 
 def build(folder: Path, *programs: str) -> Path:

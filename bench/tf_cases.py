@@ -16,6 +16,9 @@ from rdmatensor.units import binary_size
 # An environment variable: this process has all tasks, so that nothing is remote.
 ALONE = "RDMATENSOR_BENCH_ALONE"
 
+# An environment variable: the library of the device that TensorFlow gets (programs.test_device).
+DEVICE_LIBRARY = "TEST_DEVICE_LIBRARY"
+
 KIB, MIB = 1 << 10, 1 << 20
 # For tensors whose number of rows is unknown to the graph: the size of a row, and the bound in the plan.
 ROW_BYTES = 4 * KIB
@@ -99,6 +102,17 @@ TRANSFERS = (
     transfer(1000, KIB, target=12),
 )
 
+
+def between_devices(count: int, nbytes: int, target: float | None = None) -> Case:
+    """In each step, `count` tensors travel from the memory of one task's device to that of the other's."""
+    name = f"{count} x {binary_size(nbytes)}, between devices"
+    build = {"command": "devices", "name": name, "count": count, "nbytes": nbytes}
+    return Case(name, build, count * nbytes, target=target, path="static", quick=False)
+
+
+# Compared with the two copies that such a step needs: it may take 1.3 times as long.
+DEVICES = (between_devices(1, 64 * MIB, target=0.77), between_devices(100, 64 * KIB))
+
 # Of a perceptron: weights and biases, from the first layer to the last.
 TRAINING_SHAPES = [(64, 2048), (2048,), (2048, 2048), (2048,), (2048, 10), (10,)]
 
@@ -159,6 +173,6 @@ OVER_GIGABIT: dict[str, float | None] = dict.fromkeys(
 )
 UNUSED = "plugin unused"
 TARGETS: dict[str, float | None] = {
-    **{case.name: case.target for case in (*TRANSFERS, *TRAININGS, *STEPS)},
+    **{case.name: case.target for case in (*TRANSFERS, *DEVICES, *TRAININGS, *STEPS)},
     UNUSED: None,
 }

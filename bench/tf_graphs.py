@@ -26,11 +26,16 @@ def task(index: int) -> str:
 OWNER = task(1)
 CONSUMER = task(0)
 
+# Of tests/plugin/pluggable_device.c.
+DEVICE = "/device:TEST_DEVICE:0"
+
 UNTIMED_STEPS = 1
 
 
 class Workload(ABC):
     """A graph and its session. `target` is a server's address, "" for a session of this process."""
+
+    config: Any = None  # of the session
 
     def __init__(self, name: str, target: str) -> None:
         self.graph = tf.Graph()
@@ -39,7 +44,7 @@ class Workload(ABC):
         self._container = "".join(letter for letter in name if letter.isalnum())
         with self.graph.as_default(), self.graph.container(self._container):
             self.build()
-        self.session = v1.Session(target, graph=self.graph)
+        self.session = v1.Session(target, graph=self.graph, config=self.config)
         self.initialise()
 
     @abstractmethod

@@ -8,18 +8,21 @@ add nothing to a step.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import load_library
 
 import rdmatensor.tensorflow
 from member import serve as answer
+from tf_cases import DEVICE_LIBRARY
 from tf_graphs import UNTIMED_STEPS, Workload
 from tf_learners import LEARNERS, Learner, Perceptron
-from tf_transfers import Replica, Transfer
+from tf_transfers import BetweenDevices, Replica, Transfer
 
 _PLUGIN = "librdmatensor_tensorflow"
 _servers: list[Any] = []
@@ -39,6 +42,11 @@ class Client:
         workload = Transfer(**case, target=self._target)
         self._workload = workload
         workload.verify()
+        return {}
+
+    def devices(self, **case: Any) -> Mapping[str, Any]:
+        """Build a case of transfers between devices."""
+        self._workload = BetweenDevices(**case, target=self._target)
         return {}
 
     def training(self, batch: int) -> Mapping[str, Any]:
@@ -121,6 +129,8 @@ def start_server(cluster: dict[str, list[str]], job: str, index: int, protocol: 
 
 def main() -> None:
     """Run a server; or, without arguments, a process without one."""
+    if library := os.environ.get(DEVICE_LIBRARY):
+        load_library.load_pluggable_device_library(library)
     if len(sys.argv) > 1:
         serve(lambda *task: commands_of(Client(start_server(*task))))
     answer({**commands_of(Client("")), "process": process_facts})

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from paper_models import MODELS, Shape
 from tf_cases import ROW_BYTES
-from tf_graphs import CONSUMER, OWNER, Workload, task
+from tf_graphs import CONSUMER, DEVICE, OWNER, Workload, task
 
 v1 = tf.compat.v1
 
@@ -193,6 +193,53 @@ class Transfer(Patterned):
             return [taken]
         with tf.device(receiver):
             return [source + 1.0 for source in sources]
+
+
+class BetweenDevices(Workload):
+    """Tensors that travel from the owner's device to the consumer's, whose memories the host cannot touch."""
+
+    config = v1.ConfigProto()
+    # It would put operations on the devices that they do not have.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+
+    def __init__(self, name: str, count: int, nbytes: int, target: str) -> None:
+        self._name, self._count, self._size = name, count, nbytes // 4
+        self._updates = 0
+        super().__init__(name, target)
+
+    def build(self) -> None:
+        with tf.device(OWNER):
+            self._given = v1.placeholder(tf.float32, [self._size])
+        self._assigned, received = [], []
+        for number in range(self._count):
+            with tf.device(OWNER + DEVICE):
+                handle = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float32, shape=[self._size], shared_name=f"sent{number}"
+                )
+                self._assigned.append(
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=self._given + float(number))
+                )
+                sent = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+            with tf.device(CONSUMER + DEVICE):
+                received.append(tf.identity(sent))
+        self._received = received
+        with tf.device(CONSUMER):
+            self._step = tf.group(*received)
+
+    def initialise(self) -> None:
+        self._run_step = self.session.make_callable(self._step)
+
+    def before_block(self) -> None:
+        """Change the values, and compare all that arrive."""
+        self._updates += 1
+        values = np.arange(self._size, dtype=np.float32) % _MODULUS + np.float32(self._updates)
+        self.session.run(self._assigned, {self._given: values})
+        for number, arrived in enumerate(self.session.run(self._received)):
+            if not np.array_equal(arrived, values + np.float32(number)):
+                raise ValueError(f"{self._name}: tensor {number} differs from the one sent")
+
+    def step(self) -> None:
+        self._run_step()
 
 
 class Replica(Patterned):
