@@ -236,7 +236,6 @@ static int shorter(int limit, int wanted) { return limit < 0 || limit > wanted ?
 
 static int sleep_limit(rdt_device *device) {
   int limit = probe_all(device);
-  if (atomic_load(&device->client_work) > 0) limit = shorter(limit, WATCH_MS);
   for (const rdt_channel *channel = device->active; channel; channel = channel->next)
     if (needs_watching(channel)) limit = shorter(limit, WATCH_MS);
   return limit;
@@ -247,6 +246,8 @@ static void sleep_until_event(rdt_device *device, bool may_take) {
   bool quiet = arm_all(device, may_take);
   const int look = rdt_channels_look_ms(device); /* which arm_all may have changed */
   if (look >= 0) limit = shorter(limit, look);
+  /* After arm_all: who adds to it wakes this thread unless a channel is polled (group/run/caller.c). */
+  if (atomic_load(&device->client_work) > 0) limit = shorter(limit, WATCH_MS);
   const int64_t end = rdt_now_ms() + limit;
   /* The wake-up that came with `stop` may be drained already. */
   if (quiet && !atomic_load(&device->stop)) {

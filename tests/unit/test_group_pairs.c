@@ -215,6 +215,24 @@ static void test_deadlines(void) {
   close_group(members, 2);
 }
 
+/* Nobody waits for the receive, and no message wakes the progress thread, which only looks now and then at channels
+ * that other threads have polled. */
+static void test_unattended(void) {
+  int32_t got[4];
+  member members[MEMBERS];
+  open_group(members, 2, "unattended");
+  for (uint32_t round = 0; round < 20; round++) {
+    result received;
+    check_sum(members, 2, round + 1);
+    rdt_collective call = pair_call(RDT_RECEIVE, 1, 0, got, 4);
+    call.timeout_ms = 5;
+    start(&members[0], &call, &received);
+    EXPECT(becomes(&received.done, 1));
+    EXPECT_STATUS(RDT_ERR_DEADLINE, received.status);
+  }
+  close_group(members, 2);
+}
+
 /* Both learn that they differ: at once, or, where the send was complete, by the next operation. */
 static void test_disagreement(void) {
   static int32_t data[LONGEST], got[LONGEST];
@@ -321,6 +339,7 @@ int main(void) {
   test_order();
   test_any();
   test_deadlines();
+  test_unattended();
   test_disagreement();
   test_leaving();
   test_cancel();

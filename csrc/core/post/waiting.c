@@ -177,6 +177,10 @@ void rdt_channel_poller_begin(rdt_channel *channel) {
   rdt_device_wake(channel->device); /* it must look by itself now */
 }
 
+bool rdt_channel_is_polled(const rdt_channel *channel) {
+  return in_mode(channel, RDT_POLLED) && !atomic_load(&channel->down);
+}
+
 void rdt_channel_poller_end(rdt_channel *channel) {
   atomic_fetch_sub(&channel->waiting.pollers, 1);
 }

@@ -36,6 +36,8 @@ void rdt_channel_poller_begin(rdt_channel *channel);
 /* Returns the result of the transport's poll. */
 int rdt_channel_poller_poll(rdt_channel *channel);
 void rdt_channel_poller_end(rdt_channel *channel);
+/* Returns true if the progress thread looks at the channel every LOOK_MS. It sees client_work then. */
+bool rdt_channel_is_polled(const rdt_channel *channel);
 /* Likewise, before the thread sleeps: the peer wakes the progress thread from here on. Returns false if something
  * came meanwhile, and the thread should poll again instead. */
 bool rdt_channel_poller_sleep(rdt_channel *channel);

@@ -23,12 +23,21 @@ static rdt_status begin(rdt_group *group, const rdt_collective *call, rdt_done_f
   return rdt_group_operation_start(group, call, done, context, operation);
 }
 
-/* Leaves an operation that this thread began to the threads of the device. */
+/* Returns true if the progress thread will look at the links in a moment, without being woken. */
+static bool is_polled(const rdt_group *group) {
+  for (uint32_t i = 0; i < group->size; i++)
+    if (i != group->rank && rdt_channel_is_polled(group->links[i].channel)) return true;
+  return false;
+}
+
+/* Leaves an operation that this thread began to the threads of the device. Who begins a send or a receive often waits
+ * for it at once, and drives it then: waking the progress thread would only disturb both. */
 static void hand_over(rdt_group_operation *operation) {
   rdt_device *device = operation->group->device;
-  if (atomic_fetch_add(&device->client_work, 1) == 0) rdt_device_wake(device);
-  rdt_group_operation_put_aside(operation,
-                                operation->over || operation->driver == RDT_DRIVER_RUNNER);
+  const bool pairs = operation->partner != RDT_GROUP_EVERYBODY;
+  if (atomic_fetch_add(&device->client_work, 1) == 0 && !(pairs && is_polled(operation->group)))
+    rdt_device_wake(device);
+  rdt_group_operation_put_aside(operation, operation->over || operation->fresh);
 }
 
 rdt_status rdt_group_start(rdt_group *group, const rdt_collective *call, rdt_done_fn done,

@@ -19,6 +19,9 @@
 /* The number of messages of one step that may wait for their turn: an honest member has no more
  * in flight. */
 #define WAITING_MOST 8u
+/* Bytes of a message that came before its receive, which the receiver's thread copies itself: waking another one takes
+ * as long. */
+#define COPIED_AT_ONCE (1u << 20)
 /* Rounds with more steps than this get no offers ahead: each is compared with all others. */
 #define AHEAD_MOST 16u
 
@@ -430,9 +433,11 @@ static bool end_failed(rdt_group_operation *operation) {
 }
 
 void rdt_group_operation_advance_first(rdt_group_operation *operation) {
-  const bool sends = operation->partner != RDT_GROUP_EVERYBODY &&
-                     operation->program->steps[0].step.kind == RDT_STEP_SEND;
-  if (operation->driver == RDT_DRIVER_PROGRESS || sends)
+  const rdt_group_step *first = &operation->program->steps[0].step;
+  const bool pairs = operation->partner != RDT_GROUP_EVERYBODY;
+  const bool is_short = first->kind == RDT_STEP_SEND || operation->partner == RDT_GROUP_NOBODY ||
+                        first->count * operation->element <= COPIED_AT_ONCE;
+  if (operation->driver == RDT_DRIVER_PROGRESS || (pairs && is_short))
     operation->over = rdt_group_operation_advance(operation);
 }
 
