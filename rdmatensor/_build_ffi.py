@@ -17,12 +17,16 @@ INCLUDE = Path(__file__).resolve().parent.parent / "csrc" / "include"
 # Object-like macros with a value that Python needs; `...` lets the C compiler supply it.
 CONSTANTS = re.compile(r"^#define (RDT_[A-Z_]+) \(?-?\d+\)?\s*$", re.MULTILINE)
 # Beside the header: what C asks Python while it waits; and one call from Python instead of one for each
-# field of an operation. rdt_python_post and rdt_python_atomic return 0 for what is complete, a status
-# below 0, or the address of a transfer.
+# field of an operation. Those that return int64_t return 0 for what is complete, a status below 0, or the
+# address of a transfer.
 MORE_DECLARATIONS = """
 extern "Python" int rdt_python_interrupted(void *context);
 rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const void *input, void *output,
                           uint64_t count);
+int64_t rdt_python_start(rdt_group *group, const rdt_collective *call);
+int64_t rdt_python_message(rdt_group *group, int receives, rdt_dtype dtype, uint32_t peer, void *bytes,
+                           uint64_t count, int timeout_ms, uint64_t tag, uint64_t name,
+                           rdt_collective_report *report);
 int64_t rdt_python_post(rdt_channel *channel, uint32_t kind, const void *local, uint64_t size,
                         rdt_remote_region *remote, uint64_t offset, uint64_t immediate);
 int64_t rdt_python_atomic(rdt_channel *channel, uint32_t kind, uint64_t *old, rdt_remote_region *remote,
@@ -35,6 +39,31 @@ static rdt_status rdt_python_run(rdt_group *group, rdt_collective *call, const v
   call->output = output;
   call->count = count;
   return rdt_group_run(group, call);
+}
+
+static int64_t rdt_python_start(rdt_group *group, const rdt_collective *call) {
+  rdt_transfer *transfer = NULL;
+  rdt_status status = rdt_group_submit(group, call, &transfer);
+  if (status < 0) return status;
+  if (rdt_transfer_wait(transfer, 0) != RDT_OK) return (intptr_t)transfer;
+  rdt_transfer_free(transfer);
+  return 0;
+}
+
+static int64_t rdt_python_message(rdt_group *group, int receives, rdt_dtype dtype, uint32_t peer,
+                                  void *bytes, uint64_t count, int timeout_ms, uint64_t tag,
+                                  uint64_t name, rdt_collective_report *report) {
+  const rdt_collective call = {.struct_size = sizeof(call),
+                               .kind = receives ? RDT_RECEIVE : RDT_SEND,
+                               .dtype = dtype,
+                               .root = peer,
+                               .tag = {tag, name},
+                               .input = receives ? NULL : bytes,
+                               .output = receives ? bytes : NULL,
+                               .count = count,
+                               .timeout_ms = timeout_ms,
+                               .report = report};
+  return rdt_python_start(group, &call);
 }
 
 static int64_t rdt_python_submit(rdt_channel *channel, const rdt_op *op) {

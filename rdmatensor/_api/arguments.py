@@ -14,6 +14,8 @@ MOST = 2**64 - 1
 
 def whole(what: str, value: Any, least: int = 0, most: int = MOST) -> int:
     """Return `value`, of Python or numpy, as an int. Raises UsageError unless it is within least..most."""
+    if value.__class__ is int and least <= value <= most:
+        return value
     try:
         number = operator.index(value)
     except TypeError:

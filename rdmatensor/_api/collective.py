@@ -116,7 +116,7 @@ _CUT = ("reduce_scatter", "all_to_all", "scatter")
 _JOINED = ("all_gather", "gather")
 
 
-def _dtype_code(array: Array) -> int | None:
+def dtype_code(array: Array) -> int | None:
     """Return the C library's number for the array's dtype, or None if it has none."""
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{type(array).__name__} is not a numpy array: pass numpy.asarray(it)")
@@ -129,7 +129,7 @@ def _dtype_code(array: Array) -> int | None:
 
 def check_dtype(kind: str, array: Array) -> None:
     """Raise UsageError if operations of this kind do not take the array's dtype."""
-    if _dtype_code(array) is not None:
+    if dtype_code(array) is not None:
         return
     dtype = array.dtype
     if dtype.hasobject:
@@ -156,7 +156,7 @@ def known(
     given = array if array is not None else out
     if given is None:
         raise _none(kind)
-    if _dtype_code(given) is not None:
+    if dtype_code(given) is not None:
         return given, array, out, detail, 1
     check_dtype(kind, given)
     for each in (array, out):
@@ -182,7 +182,8 @@ class Parts(NamedTuple):
 def _numbers(name: str, given: Sequence[int], members: int) -> tuple[int, ...]:
     if len(given) != members:
         raise UsageError(f"{name} has {len(given)} numbers: the group has {members} members")
-    return tuple(whole(f"a number in {name}", each) for each in given)
+    what = f"a number in {name}"
+    return tuple([whole(what, each) for each in given])
 
 
 def parts_of(
@@ -191,9 +192,9 @@ def parts_of(
     """Return the parts that a caller gave, or None if all are equal. Raises UsageError."""
     if counts is None and receive_counts is None:
         return None
-    sent, received = (
-        None if given is None else _numbers(name, given, members)
-        for name, given in (("counts", counts), ("receive_counts", receive_counts))
+    sent = None if counts is None else _numbers("counts", counts, members)
+    received = (
+        None if receive_counts is None else _numbers("receive_counts", receive_counts, members)
     )
     if sent is None or (kind == "all_to_all") != (received is not None):
         raise UsageError("an all_to_all of unequal parts needs both counts and receive_counts")
@@ -205,7 +206,7 @@ def new_call(kind: str, array: Array, op: str, algorithm: str, root: int) -> Any
     call = ffi.new("rdt_collective *")
     call.struct_size = ffi.sizeof("rdt_collective")
     call.kind = number("kind", kind, KINDS)
-    call.dtype = _dtype_code(array)
+    call.dtype = dtype_code(array)
     call.op = number("op", op, _OPS)
     call.algorithm = number("algorithm", algorithm, ALGORITHMS)
     call.timeout_ms = lib.RDT_TIMEOUT_DEFAULT

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from .._api.buffers import Array
+from .._api.collective import dtype_code
 
 Finish = Callable[[], None]
 
@@ -35,6 +36,7 @@ _VIEWS = {
     torch.float8_e5m2fnuz: torch.uint8,
     torch.float8_e8m0fnu: torch.uint8,
 }
+_CODES: dict[torch.dtype, int | None] = {}
 
 
 def flat(tensor: torch.Tensor) -> Array:
@@ -52,6 +54,13 @@ def flat(tensor: torch.Tensor) -> Array:
     else:
         raise no_backend(tensor.device.type)
     return array if array.ndim == 1 else array.reshape(-1)
+
+
+def code_of(dtype: torch.dtype) -> int | None:
+    """Return the C library's number for the dtype of what flat() returns; None if it has none."""
+    if dtype not in _CODES:
+        _CODES[dtype] = dtype_code(flat(torch.empty(0, dtype=dtype)))
+    return _CODES[dtype]
 
 
 def no_backend(device: str) -> RuntimeError:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .._api.group_calls import Operation
+from .._ffi import ffi
 from ..errors import RdmaError
 from ..group import Group
 from . import profiling
-from .arrays import Finish
+from .arrays import Finish, code_of, flat
 from .work import FutureQueue, Work, failing, failure
 
 _DETAIL = dist.DebugLevel.DETAIL
@@ -131,6 +132,55 @@ class Calls:
                 operations.append(self.group.start(kind, timeout=limit, **arguments))
         except RdmaError as error:
             work.fail(error)
+        return self._begun(work, waits)
+
+    def message(
+        self,
+        what: str,
+        tensor: torch.Tensor,
+        memory: torch.Tensor,
+        root: int | None,
+        tag: int,
+        finish: Finish | None = None,
+        receives: bool = False,
+    ) -> Work:
+        """Start to send a tensor to rank `root`, or to receive one from there, by way of `memory`."""
+        record = profiling.begin(what, [tensor]) if profiling.is_profiling() else None
+        operations: list[Operation] = []
+        error: RdmaError | None = None
+        try:
+            operations.append(self._begin_message(memory, root, tag, receives))
+        except RdmaError as problem:
+            error = problem
+        over = all(each.done() and not each.exception() for each in operations)
+        work = Work(
+            self._call(what),
+            [tensor],
+            operations,
+            () if finish is None else (finish,),
+            self.limit,
+            None if over and finish is record is error is None else self._futures,
+            record,
+        )
+        work.sequence = self.sequence
+        if error is not None:
+            work.fail(error)
+        return self._begun(work)
+
+    def _begin_message(
+        self, memory: torch.Tensor, root: int | None, tag: int, receives: bool
+    ) -> Operation:
+        calls, count, code = self.group._calls, memory.numel(), code_of(memory.dtype)
+        if code is None or count == 0 or calls.costs is not None:
+            kind: Any = "receive" if receives else "send"
+            return self.group.start(kind, flat(memory), root=root, tag=tag, timeout=self.limit)
+        address = ffi.cast("void *", memory.data_ptr())
+        return calls.start_message(
+            receives, address, count, code, root, tag, self.limit, keep=memory
+        )
+
+    def _begun(self, work: Work, waits: bool = False) -> Work:
+        """Return a call's Work, whose operations have been started."""
         if not waits and c10d._allow_inflight_collective_as_graph_input():
             work.register()
         if self._coalesced is not None:
@@ -138,10 +188,6 @@ class Calls:
         elif waits:
             work.wait()
         return work
-
-    def message(self, what: str, tensor: torch.Tensor, part: Part) -> Work:
-        """Start sending a tensor, or receiving one."""
-        return self.start(what, [tensor], [part], self.limit, [tensor])
 
     def abort(self, rank: int) -> None:
         """End everything at every member, in the name of `rank`."""

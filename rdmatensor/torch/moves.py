@@ -77,11 +77,11 @@ def all_to_all(
     check_dtype("all_to_all", out, tensor)
     to, finish = target(out)
     arguments: dict[str, Any] = {"array": flat(dense(tensor)), "out": flat(to)}
-    given = [_counts(each, parts, size) for each, parts in ((tensor, sizes), (out, out_sizes))]
+    sent, received = _counts(tensor, sizes, size), _counts(out, out_sizes, size)
     # Members may give sizes or leave them out, where they are equal: all do the same then. Only equal parts
     # can be exchanged in place.
     if sizes or out_sizes or out.data_ptr() != tensor.data_ptr():
-        arguments["counts"], arguments["receive_counts"] = given
+        arguments["counts"], arguments["receive_counts"] = sent, received
     return Part("all_to_all", arguments, finish)
 
 
@@ -107,7 +107,7 @@ def _counts(tensor: torch.Tensor, sizes: Sequence[int], size: int) -> list[int]:
     if not sizes:
         if rows % size:
             raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
-        sizes = [rows // size] * size
+        return [tensor.numel() // size] * size
     if len(sizes) != size:
         raise RuntimeError("Number of tensor splits not equal to group size")
     if sum(sizes) != rows:

@@ -304,8 +304,7 @@ class Operations(Identity):
     def send(self, tensors: Given, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank."""
         tensor = one("send", tensors)
-        part = Part("send", {"array": flat(dense(tensor)), "root": dst, "tag": tag})
-        return self._calls.message("send", tensor, part)
+        return self._calls.message("send", tensor, dense(tensor), dst, tag)
 
     @routed
     def recv(self, tensors: Given, src: int, tag: int = 0) -> Work:
@@ -319,8 +318,7 @@ class Operations(Identity):
 
     def _receive(self, what: str, tensor: torch.Tensor, source: int | None, tag: int) -> Work:
         to, finish = target(tensor)
-        part = Part("receive", {"array": flat(to), "root": source, "tag": tag}, finish)
-        return self._calls.message(what, tensor, part)
+        return self._calls.message(what, tensor, to, source, tag, finish, receives=True)
 
     def start_coalescing(self, device: Any = None) -> None:
         """Start operations without waiting for them, until end_coalescing()."""

@@ -178,7 +178,7 @@ class Work(c10d.Work):  # type: ignore[misc]
             finally:
                 del _popping.works
             for other in popped:
-                if other is not self and not other._done:
+                if other is not self and other._registered:
                     c10d._register_work(tensor, other)
 
     def fail(self, error: RdmaError) -> None:
