@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import socket
 import sys
@@ -96,6 +97,7 @@ class Team:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="rdt-bench-"))
         self._crew = Crew()
+        self._numbers = itertools.count()
         self.tasks: list[Task] = []
 
     def __enter__(self) -> Team:
@@ -122,7 +124,7 @@ class Team:
         connections: int = 0,
     ) -> list[Task]:
         """Run a program that serves one connection; or `connections`, of which each adds its rank."""
-        number = len(self.tasks)
+        number = next(self._numbers)
         address, log = self._folder / f"{number}.", self._folder / f"{number}.log"
         listeners = []
         for rank in map(str, range(connections)) if connections else [""]:
