@@ -51,6 +51,28 @@ WAYS = {
 }
 
 
+def mpirun(size: int) -> list[str]:
+    """How OpenMPI starts a program in `size` processes.
+
+    They are not bound to cores, like those of the others. With more processes than cores, OpenMPI needs
+    --oversubscribe, and they then yield while they wait, as those of rdmatensor do.
+    """
+    command = ["mpirun", "-n", str(size), "--bind-to", "none"]
+    if size > len(os.sched_getaffinity(0)):
+        command.append("--oversubscribe")
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    return command
+
+
+def has_mpirun(bench: Bench) -> bool:
+    """Whether OpenMPI is here; if not, it is recorded as missing."""
+    there = shutil.which("mpirun") is not None
+    if not there:
+        bench.missing(OPENMPI, "there is no mpirun", "apt install openmpi-bin")
+    return there
+
+
 def commands(
     library: str, size: int, rival_python: str, place: Callable[[int], list[str]]
 ) -> list[list[str]]:
@@ -59,14 +81,7 @@ def commands(
     member = [python, str(HERE / "group_member.py"), library]
     if library != OPENMPI:
         return [[*place(rank), *member, str(rank), str(size)] for rank in range(size)]
-    # Members are not bound to cores, like those of the others. With more members than cores, OpenMPI needs
-    # --oversubscribe, and its members then yield while they wait, as those of rdmatensor do.
-    command = ["mpirun", "-n", str(size), "--bind-to", "none"]
-    if size > len(os.sched_getaffinity(0)):
-        command.append("--oversubscribe")
-    if os.geteuid() == 0:
-        command.append("--allow-run-as-root")
-    return [[*command, *member, "0", str(size)]]
+    return [[*mpirun(size), *member, "0", str(size)]]
 
 
 def start(
@@ -80,8 +95,7 @@ def start(
     module = {GLOO: "torch", OPENMPI: "mpi4py"}.get(library)
     if module and not bench.has(library, module):
         return None
-    if library == OPENMPI and not shutil.which("mpirun"):
-        bench.missing(library, "there is no mpirun", "apt install openmpi-bin")
+    if library == OPENMPI and not has_mpirun(bench):
         return None
     lines = commands(library, size, bench.rival_python, place)
     many = size if len(lines) < size else 0

@@ -2,12 +2,18 @@
 """Collective operations of JAX among processes of this machine, over rdmatensor and over gloo, in turns.
 
 Each way has processes of its own, because a process has one implementation; the others sleep meanwhile.
+OpenMPI takes part if MPITRAMPOLINE_OPENMPI is the path of MPIwrapper, built for it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
+from bench_group import OPENMPI, has_mpirun, mpirun
 from harness import KB, MB, Bench, main
-from team import Case, Members, Team, free_port
+from team import HERE, Case, Members, Team, free_port
 
 OURS, GLOO = "rdmatensor", "gloo"
 PATIENCE_S = 300.0
@@ -15,6 +21,23 @@ SIZES = ((8, 10, 20), (4 * KB, 10, 20), (4 * MB, 5, 2), (64 * MB, 2, 1))
 CASES = [Case("psum", *size) for size in SIZES] + [
     Case(kind, 4 * MB, 5, 2) for kind in ("all_gather", "psum_scatter", "all_to_all", "ppermute")
 ]
+
+
+def open_mpi(bench: Bench, team: Team, size: int) -> Members | None:
+    """The processes of OpenMPI. None, and it is recorded as missing, if it is not here."""
+    wrapper = os.environ.get("MPITRAMPOLINE_OPENMPI", "")
+    if not Path(wrapper).is_file():
+        bench.missing(
+            OPENMPI,
+            "there is no MPIwrapper, by which JAX loads it",
+            "build https://github.com/eschnett/MPIwrapper, and set MPITRAMPOLINE_OPENMPI to libmpiwrapper.so",
+        )
+        return None
+    if not has_mpirun(bench):
+        return None
+    words = [sys.executable, HERE / "jax_member.py", OPENMPI, f"127.0.0.1:{free_port()}"]
+    variables = {"MPITRAMPOLINE_LIB": wrapper, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return Members(team.start(OPENMPI, [*mpirun(size), *words], variables, size))
 
 
 def compare(bench: Bench, members: dict[str, Members], case: Case) -> None:
@@ -38,6 +61,8 @@ def measure(bench: Bench, members: int = 2) -> None:
             name: team.members("jax_member", members, words=[name, f"127.0.0.1:{free_port()}"])
             for name in (OURS, GLOO)
         }
+        if (mpi := open_mpi(bench, team, members)) is not None:
+            made[OPENMPI] = mpi
         for case in bench.wanted(CASES):
             compare(bench, made, case)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations of torch.distributed among processes of this machine, on rdmatensor and on gloo, in turns.
 
-The same processes have both backends. With --tcp, rdmatensor uses TCP as gloo does, over loopback, and as
-root between two network namespaces.
+The same processes have both backends. Those of OpenMPI, which torch lacks, are other ones, without torch.
+With --tcp, rdmatensor uses TCP as gloo does, over loopback, and as root between two network namespaces;
+OpenMPI is left out.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench_group import over
-from harness import KB, MB, Bench, main
+from bench_group import OPENMPI, has_mpirun, mpirun, over
+from harness import KB, MB, Bench, Way, main
 from networks import Network, loopback_and_veth
-from team import Case, Members, Team
+from team import HERE, Case, Members, Team
 
 OURS, REGISTERED, GLOO, ALONE = "rdmatensor", "rdmatensor, registered", "gloo", "alone"
 PATIENCE_S = 300.0
@@ -40,17 +41,30 @@ def speed_wanted(case: Case, way: str, tcp: bool) -> float:
     return 5.0 if case.nbytes <= 4 * KB else 3.0 if way == REGISTERED else 2.0
 
 
-def compare(bench: Bench, members: Members, network: Network | None, case: Case) -> None:
+def open_mpi(bench: Bench, team: Team, size: int) -> Members | None:
+    """The processes of OpenMPI. None, and it is recorded as missing, if it is not here."""
+    if not (bench.has(OPENMPI, "mpi4py") and has_mpirun(bench)):
+        return None
+    command = [*mpirun(size), bench.rival_python, HERE / "mpi_member.py"]
+    return Members(team.start(OPENMPI, command, connections=size))
+
+
+def compare(
+    bench: Bench, members: Members, mpi: Members | None, network: Network | None, case: Case
+) -> None:
     """Measure one operation of one size in all ways, in turns."""
 
     def turn(backend: str, memory: str) -> list[float]:
         return members.turn(case, PATIENCE_S, backend=backend, memory=memory)
 
+    ways: dict[str, Way] = {name: lambda way=way: turn(*way) for name, way in WAYS.items()}
+    if mpi is not None:
+        ways[OPENMPI] = lambda: mpi.turn(case, PATIENCE_S)
     over_network = f", tcp over {network.name}" if network else ""
     bench.compare(
         f"torch.distributed, {len(members)} processes{over_network}",
         case.kind,
-        {name: lambda way=way: turn(*way) for name, way in WAYS.items()},
+        ways,
         2 if bench.quick else 10,
         rivals={
             name: (GLOO, speed_wanted(case, name, network is not None))
@@ -90,8 +104,9 @@ def measure(bench: Bench, members: int = 2, tcp: bool = False) -> None:
         with Team() as team, tempfile.TemporaryDirectory() as folder:
             words = [Path(folder, "meeting")]
             found = team.members("torch_member", members, place=over(network), words=words)
+            mpi = None if network else open_mpi(bench, team, members)
             for case in bench.wanted(CASES):
-                compare(bench, found, network, case)
+                compare(bench, found, mpi, network, case)
             for kind in bench.wanted(list(ADDED)) if not network else ():
                 train(bench, found, kind)
 

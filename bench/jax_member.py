@@ -34,9 +34,17 @@ def main(implementation: str, coordinator: str) -> None:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    if implementation != "rdmatensor":
+    under_mpirun = "OMPI_COMM_WORLD_RANK" in os.environ
+    names = (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if under_mpirun else ("RANK", "WORLD_SIZE")
+    )
+    rank, size = (int(os.environ[name]) for name in names)
+    if under_mpirun:
+        jax.config.update("jax_cpu_collectives_implementation", "mpi")
+        # XLA lets only the thread that began it use OpenMPI.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    elif implementation != "rdmatensor":
         jax.config.update("jax_cpu_collectives_implementation", implementation)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     jax.distributed.initialize(coordinator, size, rank)
     mesh = Mesh(np.array(jax.devices()), ("x",))
 
@@ -54,7 +62,11 @@ def main(implementation: str, coordinator: str) -> None:
 
         return step
 
-    serve_steps(make, before=lambda: multihost_utils.sync_global_devices("begin"))
+    serve_steps(
+        make,
+        before=lambda: multihost_utils.sync_global_devices("begin"),
+        rank=rank if under_mpirun else "",
+    )
 
 
 if __name__ == "__main__":
