@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 import time
@@ -18,6 +20,7 @@ import numpy as np
 
 import rdmatensor
 import rdmatensor.train as rt
+from rdmatensor.train.keras import pauses
 
 BATCH, STEPS, EPOCHS = 8, 4, 2
 KILLED = 3
@@ -162,6 +165,57 @@ def stops() -> None:
 
     history = fit(model(rt.distribute("sgd")), Stops(), epochs=5)
     assert len(history["loss"]) == 1
+
+
+def stops_between() -> None:
+    """What a callback ends between two steps in one process ends in all, after the same step."""
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc]
+        steps = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
+            self.model.stop_training |= rt.rank() == 1 and batch == 1
+
+    def stopped() -> tuple[int, int]:
+        counted, of = Stops(), model(rt.distribute("sgd"))
+        epochs = len(fit(of, counted, epochs=5)["loss"])
+        everywhere(weights(of))
+        everywhere([counted.steps, int(of.optimizer.iterations)])
+        return epochs, counted.steps
+
+    often = pauses._APART
+    pauses._APART = 0.0  # after each step
+    try:
+        assert stopped() == (1, 3)
+    finally:
+        pauses._APART = often
+    assert stopped()[0] == 1
+    assert stopped_by_nan() == [1, STEPS]
+
+
+def stopped_by_nan() -> list[int]:
+    """A value of one process stops the others, too."""
+    x, y = data()
+    x[BATCH * rt.size() * 2 + 1] = np.nan  # in the third batch of rank 1
+    of = model(rt.distribute("sgd"))
+    named: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    given = [*rt.callbacks(), keras.callbacks.TerminateOnNaN()]
+    history = of.fit(*rt.shard((x, y)), callbacks=given, **named).history
+    return [len(history["loss"]), int(of.optimizer.iterations)]
+
+
+def table() -> None:
+    """What each process did: rank 0 prints it at the end of fit, unless that is to be silent."""
+    for verbose in (2, 0):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            fit(model(rt.distribute("sgd")), verbose=verbose)
+        lines = [each.split() for each in said.getvalue().splitlines()]
+        rows = [each[:2] for each in lines if each[:1] in (["0"], ["1"])]
+        shown = bool(verbose) and rt.rank() == 0
+        assert rows == ([[str(rank), str(STEPS * EPOCHS)] for rank in range(2)] if shown else [])
+        assert any(each[:3] == ["rank", "steps", "examples/s"] for each in lines) == shown
 
 
 def data_sets() -> None:

@@ -143,9 +143,6 @@ class HorovodOptimizer(Distributed):
         # Operations carry the names of variables, and fail where processes mean different ones.
         pass
 
-    def _rdmatensor_compare(self, variables: Sequence[Any]) -> None:
-        pass
-
     def _rdmatensor_reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         settings: Any = self._rdmatensor_sync
         return list(settings.combine(grads, variables, "the optimizer"))

@@ -18,6 +18,7 @@ from ..backend.base import backend
 from ..backend.optimizers import leaves_of, sync_of
 from ..run.session import Session
 from ..sync.base import Parameters
+from .pauses import Pauses, Plan, Wish
 
 
 def list_of(callback: Any) -> Any:
@@ -68,10 +69,15 @@ class FirstAndLast(keras.callbacks.Callback):  # type: ignore[misc]
     `last` has methods of Keras's LambdaCallback.
     """
 
-    def __init__(self, run: Session, **last: Callable[..., None]) -> None:
+    def __init__(self, run: Session, plan: Plan, **last: Callable[..., None]) -> None:
         super().__init__()
         self._run = run
+        self._pauses = Pauses(run, plan)
+        self._looked_at = True
+        # Whether a callback has ended training here, between two steps; and whether all processes do so now.
+        self._ends = self._stops = False
         self._optimizers: list[Any] = []
+        last["on_train_batch_end"] = lambda *_, **__: self._end_alike()
         self._last = keras.callbacks.LambdaCallback(**last)
         self._list: Any = None
         self._shown = (0.0, 0)  # the loss that fit showed last, a mean over so many batches
@@ -118,8 +124,41 @@ class FirstAndLast(keras.callbacks.Callback):  # type: ignore[misc]
                 sync.observe((shown * (batch + 1) - mean * count) / (batch + 1 - count))
             self._shown = shown, batch + 1
 
-    def _stop_together(self, stops: bool) -> None:
+    def _others_look(self) -> bool:
+        """Whether a callback that is not ours may look at the model, or end training."""
+        silent = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+        ours = __name__.rpartition(".")[0]
+        return self._list is None or any(
+            not isinstance(each, silent)
+            and not type(each).__module__.startswith(ours)
+            and each is not self._last
+            for each in self._list.callbacks
+        )
+
+    def _begin_pauses(self) -> None:
+        self._ends = self._stops = False
+        self._pauses.begin()
+
+    def _pause(self, batches: int) -> Wish:
+        """Return what all processes do after so many more batches."""
+        return self._pauses.after(batches, self._waits, self._looked_at, self._ends)
+
+    def _stop_after(self, wish: Wish) -> None:
+        """Stop after this step, if all processes do."""
+        self._stops = wish.stop or wish.end
+        self.model.stop_training |= self._stops
+
+    def _end_alike(self) -> None:
+        """Let what a callback ends here, between two steps, end in all processes after the same step.
+
+        Until all end, this process goes on.
+        """
+        if self.model.stop_training and not self._stops and self._waits:
+            self._ends, self.model.stop_training = True, False
+
+    def _stop_together(self) -> None:
         """Stop in all processes if one stops. Raises UsageError if learning rates differ."""
+        stops = self.model.stop_training or self._ends
         if not self._waits:
             return
         rates = [_rate_of(leaf) for each in self._optimizers for leaf in leaves_of(each)]

@@ -24,6 +24,8 @@ from ..sync.base import average
 from .callback_list import FirstAndLast, files_of, refuse_common
 from .metrics import Logs
 from .optimizers import distributed, left_out
+from .pauses import Plan
+from .summary import Summary
 
 
 def callbacks(
@@ -59,7 +61,7 @@ def callbacks(
                 "UNSUPPORTED",
             )
     run = current()
-    return [] if run.size == 1 else [Logs(run), Together(run)]
+    return [] if run.size == 1 else [Logs(run), Together(run), Summary(run, compares=False)]
 
 
 def on_rank_0(callback: Any) -> Any:
@@ -90,10 +92,12 @@ class Together(FirstAndLast):
     def __init__(self, run: Session) -> None:
         super().__init__(
             run,
+            Plan(),
             on_epoch_begin=lambda *_, **__: self._part(),
-            on_epoch_end=lambda *_, **__: self._stop_together(bool(self.model.stop_training)),
+            on_epoch_end=lambda *_, **__: self._stop_together(),
         )
         self._in_fit = False
+        self._done = 0  # batches of this epoch
         self._settled = self._warned = False
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -122,6 +126,7 @@ class Together(FirstAndLast):
             object.__setattr__(each, "compared", True)
         equal.broadcast_variables(run, state, 0, "the model at the start")
         Streams(run, model.variables).part()
+        self._begin_pauses()
 
     def _end_fit(self) -> None:
         self._in_fit = False
@@ -135,13 +140,15 @@ class Together(FirstAndLast):
         others = [] if self._list is None else self._list.callbacks
         restores = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in others)
         files = files_of(others)
-        mine = np.array([[self.params.get("steps") or 0, restores, len(files)]], np.int64)
+        steps_here = self.params.get("steps") or 0
+        mine = np.array([[steps_here, restores, len(files), self._others_look()]], np.int64)
         found = backend().all_gather(self._run, mine, "callbacks, and steps in an epoch")
+        self._looked_at = bool(found[:, 3].any())
         refuse_common(self._run, files, int(found[:, 2].max()))
         steps = found[:, 0]
         if steps.min() != steps.max():
             raise UsageError(
-                f"processes have {steps.min()} to {steps.max()} batches in an epoch, and {mine[0, 0]} here: "
+                f"processes have {steps.min()} to {steps.max()} batches in an epoch, and {steps_here} here: "
                 "rt.shard(data) gives all as many"
             )
         if found[:, 1].any():
@@ -156,9 +163,15 @@ class Together(FirstAndLast):
         for _, exchange in self._exchanges():
             exchange.part()
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin to count batches."""
+        self._done = 0
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Tell synchronizers of the loss."""
+        """Tell synchronizers of the loss, and stop if a callback has said so in any process."""
         self._observe(batch, logs)
+        batches, self._done = batch + 1 - self._done, batch + 1
+        self._stop_after(self._pause(batches))
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Bring the models together before validation."""

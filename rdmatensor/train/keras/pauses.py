@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import UsageError
-from ..backend.tensorflow import operations
+from ..backend.base import backend
 from ..run.session import Session
 
 # Seconds between two looks at what the others want.
@@ -80,7 +80,7 @@ class Pauses:
         self.restore()
         told = np.array([self._asked.is_set()], np.int32)
         if waits and self._plan.preemptible:
-            told = operations.all_reduce(self._run, told, "max", "whether to leave after training")
+            told = backend().all_reduce(self._run, told, "max", "whether to leave after training")
         return bool(int(told[0]))
 
     def restore(self) -> None:
@@ -108,7 +108,7 @@ class Pauses:
         wishes = [counted or late, over, self._asked.is_set(), ends, per_step]
         mine = np.array(wishes, np.float64)
         if waits:
-            mine = operations.all_reduce(self._run, mine, "max", "whether to stop after a step")
+            mine = backend().all_reduce(self._run, mine, "max", "whether to stop after a step")
         keep, stop, leave, ended, slowest = (float(each) for each in mine)
         self._looked, self._seen = now, self._done
         self._due = self._done + max(1, int(_APART / max(slowest, 1e-6)))

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..backend.base import backend
 from ..backend.distributed import averages_gradients
 from ..backend.optimizers import sync_of
-from ..backend.tensorflow import operations
 from ..costs import Row, differences, numbers, statistics, table
 from ..run.session import Session
 from ..sync.base import Synchronizer
@@ -21,11 +21,14 @@ from .optimizers import distributed
 
 
 class Summary(keras.callbacks.Callback):  # type: ignore[misc]
-    """Callback that counts steps and examples. Rank 0 prints all processes' unless fit() has verbose=0."""
+    """Callback that counts steps and examples. Rank 0 prints all processes' unless fit() has verbose=0.
 
-    def __init__(self, run: Session) -> None:
+    With `compares`, it warns if models count equally that have seen different numbers of examples.
+    """
+
+    def __init__(self, run: Session, compares: bool = True) -> None:
         super().__init__()
-        self._run = run
+        self._run, self._compares = run, compares
         self._steps = self._batches = 0
         self._examples = 0.0
         self._began = 0.0
@@ -65,8 +68,9 @@ class Summary(keras.callbacks.Callback):  # type: ignore[misc]
         mine += differences(numbers(statistics()), self._before)
         if waits:
             row = np.array([mine], np.float64)
-            lines = operations.all_gather(self._run, row, "what each process did").numpy().tolist()
-            self._compare([line[1] for line in lines], syncs)
+            lines = backend().all_gather(self._run, row, "what each process did").tolist()
+            if self._compares:
+                self._compare([line[1] for line in lines], syncs)
         else:  # the others may be far away
             lines = [mine]
         if self._run.rank == 0 and self.params.get("verbose"):

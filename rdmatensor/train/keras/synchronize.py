@@ -28,7 +28,7 @@ from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
 from .callback_list import FirstAndLast, files_of, refuse_common
 from .optimizers import averages, distributed
-from .pauses import Pauses, Plan
+from .pauses import Plan
 from .uneven import Uneven
 from .whole_swap import swap_whole
 
@@ -45,10 +45,10 @@ class SynchronizeCallback(FirstAndLast):
     ) -> None:
         super().__init__(
             run,
+            plan,
             on_train_begin=lambda *_, **__: self._agree_on_start(),
             on_epoch_begin=lambda *_, **__: self._part(),
-            on_train_batch_end=lambda *_, **__: self._end_alike(),
-            on_epoch_end=lambda *_, **__: self._stop_together(self._wants_to_stop()),
+            on_epoch_end=lambda *_, **__: self._stop_together(),
             on_train_end=lambda *_, **__: self._end(),
         )
         self._uneven = uneven
@@ -58,15 +58,12 @@ class SynchronizeCallback(FirstAndLast):
         self._streams: Streams | None = None
         self._settled = False
         self._compared = False
-        self._looked_at = True
-        self._pauses = Pauses(run, plan)
         self._epoch = 0
         # Of the batches of this epoch: how many to skip, and how many are done.
         self._skip = self._done = 0
         self._kept = 0, 0  # the epoch and batch of the last backup
         self._restored = False
-        # Whether a callback has ended training here, between two steps; and whether all processes do so now.
-        self._ends = self._ended = self._stops = False
+        self._ended = False  # by a callback in one of the processes
 
     def set_model(self, model: Any) -> None:
         """Take the model, and its place among Keras's callbacks."""
@@ -82,7 +79,7 @@ class SynchronizeCallback(FirstAndLast):
         self._in_fit = True
         until_fit_ends(self.model, self._end_fit)
         self._settled = self._compared = self._restored = False
-        self._ends = self._ended = self._stops = False
+        self._ended = False
         model, run = self.model, self._run
         self._optimizers = distributed(model)
         optimizer = getattr(model, "optimizer", None)
@@ -128,7 +125,7 @@ class SynchronizeCallback(FirstAndLast):
         if self._backup is not None:
             self._backup.seeds = None  # those of the next epoch are others
         self._skip, self._kept = kept.batch, (0, 0)
-        self._pauses.begin()
+        self._begin_pauses()
         if run.size > 1 and not getattr(model.train_step, "weighs", False):
             model.make_train_function(force=True)  # made before the optimizer was distributed
 
@@ -188,22 +185,13 @@ class SynchronizeCallback(FirstAndLast):
             self._compare("after the first step")
         self._observe(batch, logs)
         batches, self._done = batch + 1 - self._done, batch + 1
-        wish = self._pauses.after(batches, self._waits, self._looked_at, self._ends)
+        wish = self._pause(batches)
         if wish.keep and self._backup is not None:
             self._keep(self._epoch, self._done)
         if wish.leave:
             self._leave()
         self._ended = wish.end
-        self._stops = wish.stop or wish.end
-        self.model.stop_training |= self._stops
-
-    def _end_alike(self) -> None:
-        """Let what a callback ends here, between two steps, end in all processes after the same step.
-
-        Until all end, this process goes on.
-        """
-        if self.model.stop_training and not self._stops and self._waits:
-            self._ends, self.model.stop_training = True, False
+        self._stop_after(wish)
 
     def _leave(self) -> None:
         # All together: a launcher ends the others when one has left, and they may still write.
@@ -259,18 +247,10 @@ class SynchronizeCallback(FirstAndLast):
 
         That is a callback that is not ours, or a backup. Raises UsageError if a callback cannot work.
         """
-        silent = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
-        ours = __name__.rpartition(".")[0]
-        others = self._list is None or any(
-            not isinstance(each, silent)
-            and not type(each).__module__.startswith(ours)
-            and each is not self._last
-            for each in self._list.callbacks
-        )
         restores = self._list is not None and any(
             isinstance(each, keras.callbacks.BackupAndRestore) for each in self._list.callbacks
         )
-        looks = others or self._backup is not None or self._run.saves
+        looks = self._others_look() or self._backup is not None or self._run.saves
         steps = self.params.get("steps") or 0
         files = files_of(() if self._list is None else self._list.callbacks)
         found = tf.constant([looks, restores, steps, -steps, len(files)], tf.int64)
@@ -363,9 +343,6 @@ class SynchronizeCallback(FirstAndLast):
                 "Compile with rt.distribute(optimizer), also for each further optimizer; a callback "
                 "or a train_step that changes weights has to do so in all processes alike"
             )
-
-    def _wants_to_stop(self) -> bool:
-        return bool(self.model.stop_training or self._ends)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Let synchronizers conclude, and compare the models."""
