@@ -11,6 +11,7 @@ from .reductions import ReduceOp
 
 _ABSENT = {
     "elastic": "processes cannot join or leave: start all again, and load what rank 0 has saved",
+    "run": "start the program with `rdmatensor launch -np N`",
     "BroadcastGlobalVariablesHook": "it is for sessions of TensorFlow 1: call broadcast_variables",
 }
 

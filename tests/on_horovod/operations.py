@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import rdmatensor.horovod
 import rdmatensor.horovod.tensorflow as hvd
 from rdmatensor import Unsupported
 
@@ -152,6 +153,7 @@ raises(invalid, lambda: hvd.alltoall(x), "splits")
 raises(Unsupported, lambda: hvd.allreduce(x, op=hvd.Adasum), "op=Average")
 raises(Unsupported, hvd.join, "uneven=True")
 raises(Unsupported, lambda: hvd.elastic, "start all again")
+raises(Unsupported, lambda: rdmatensor.horovod.run, "rdmatensor launch")
 assert not hasattr(hvd, "elastic")
 raises(NotImplementedError, lambda: hvd.allreduce(slices, op=hvd.Max))
 same(hvd.allreduce(x), 1.5 * one)

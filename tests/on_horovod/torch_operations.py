@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import rdmatensor.horovod
 import rdmatensor.horovod.torch as hvd
 from rdmatensor import Unsupported
 
@@ -179,6 +180,7 @@ raises(ValueError, lambda: hvd.broadcast_parameters({"a": 1}, 0), "broadcast_obj
 raises(Unsupported, lambda: hvd.allreduce(x, op=hvd.Adasum), "op=Average")
 raises(Unsupported, hvd.join, "DistributedSampler")
 raises(Unsupported, lambda: hvd.elastic, "start all again")
+raises(Unsupported, lambda: rdmatensor.horovod.run, "rdmatensor launch")
 assert not hasattr(hvd, "elastic")
 same(hvd.allreduce(x), 1.5 * one)
 
