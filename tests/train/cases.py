@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 import rdmatensor.train as rt
 from rdmatensor import UsageError
@@ -46,12 +47,29 @@ def _data() -> tuple[Any, Any]:
     return numbers.standard_normal((ROWS, WIDTH)).astype("f"), numbers.integers(0, CLASSES, ROWS)
 
 
-def _model(batch_norm: bool = False) -> Any:
+class Bare(TensorFlowTrainer, keras.layers.Layer):  # type: ignore[misc]
+    """What Keras's own tests train: a trainer that is no Model."""
+
+    def __init__(self, inner: list[Any]) -> None:
+        keras.layers.Layer.__init__(self)
+        TensorFlowTrainer.__init__(self)
+        self.inner = inner
+
+    def call(self, x: Any) -> Any:
+        for each in self.inner:
+            x = each(x)
+        return x
+
+
+def _model(batch_norm: bool = False, form: str = "built") -> Any:
     keras.utils.set_random_seed(5 + rt.rank())  # what is the same afterwards was made the same
     layers: list[Any] = [keras.Input((WIDTH,)), keras.layers.Dense(16, activation="tanh")]
     if batch_norm:
         layers.append(keras.layers.BatchNormalization())
-    return keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
+    layers.append(keras.layers.Dense(CLASSES))
+    if form == "built":
+        return keras.Sequential(layers)
+    return (Bare if form == "bare" else keras.Sequential)(layers[1:])
 
 
 def _optimizer(name: str) -> Any:
@@ -85,10 +103,11 @@ def fit(
     watch_links: bool = False,
     validate: bool = False,
     compiled: bool = False,
+    form: str = "built",
 ) -> Any:
     """The weights after training, the logs, and what the model makes of all data."""
     run = rt.init()
-    model = _model(batch_norm)
+    model = _model(batch_norm, form)
     wire: Any = compression
     sync = rt.sync.AllReduce(bucket_bytes=bucket_bytes, compression=wire)
     model.compile(

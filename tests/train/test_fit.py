@@ -24,6 +24,8 @@ FITS: dict[str, dict[str, Any]] = {
     "batch norm": {"optimizer": "sgd", "batch_norm": True},
     "validated": {"optimizer": "adam", "validate": True},
     "compiled": {"optimizer": "adam", "compiled": True, "validate": True},
+    "unbuilt": {"optimizer": "sgd", "form": "unbuilt"},
+    "bare trainer": {"optimizer": "adam", "form": "bare", "compiled": True},
 }
 if WHOLE:
     FITS |= {
@@ -40,7 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # One process trains as it does with this one.
 ALONE = {"a bucket for each": "sgd", "buckets for some": "sgd", "bfloat16": "sgd", "eager": "sgd",
-         "steps at once": "adam", "compiled": "validated", "compiled at once": "adam"}  # fmt: skip
+         "steps at once": "adam", "compiled": "validated", "compiled at once": "adam",
+         "unbuilt": "sgd", "bare trainer": "adam"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import tensorflow as tf
 from ...errors import Unsupported, UsageError
 from ...train.backend import mixin
 from ...train.backend.distributed import OptimizerHooks
+from ...train.backend.interim import trainer_with
 from ...train.backend.tensorflow import gradients as averages
 from ...train.backend.tensorflow.agree import labels_of
 from ...train.backend.tensorflow.operations import no_autograph
@@ -169,7 +170,8 @@ def sum_passes(optimizer: Any) -> None:
 @cache
 def _name_losses() -> None:
     """Let the training functions of Keras raise HorovodInternalError."""
-    make = keras.Model.make_train_function
+    trainer = trainer_with("make_train_function")
+    make: Any = vars(trainer)["make_train_function"]
 
     @wraps(make)
     def made(model: Any, force: bool = False) -> Any:
@@ -188,7 +190,7 @@ def _name_losses() -> None:
         model.train_function = named
         return result
 
-    keras.Model.make_train_function = made
+    trainer.make_train_function = made  # type: ignore[attr-defined]
 
 
 def DistributedOptimizer(  # noqa: N802  the name is Horovod's

@@ -20,8 +20,9 @@ def until_fit_ends(model: Any, undo: Callable[[], None]) -> None:
 
 @cache
 def watch_fits() -> None:
-    """Wrap `keras.Model.fit`, once, so that it undoes what was registered."""
-    fit = keras.Model.fit
+    """Wrap `fit` of Keras's models, once, so that it undoes what was registered."""
+    trainer = trainer_with("fit")
+    fit: Any = vars(trainer)["fit"]
 
     @wraps(fit)
     def watched(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,4 +34,10 @@ def watch_fits() -> None:
             while len(undo) > before:
                 undo.pop()()
 
-    keras.Model.fit = watched
+    trainer.fit = watched  # type: ignore[attr-defined]
+
+
+def trainer_with(name: str) -> type:
+    """Return the class that gives keras.Model a method: a trainer of Keras, which other classes are, too."""
+    found: type = next(each for each in keras.Model.__mro__ if name in vars(each))
+    return found

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,13 +26,27 @@ def list_of(callback: Any) -> Any:
 
     Keras tells callbacks of their model and not of their list, whose order decides what comes last.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
+    for names in _callers():
+        found = names.get("self")
         if isinstance(found, keras.callbacks.CallbackList) and callback in found.callbacks:
             return found
-        frame = frame.f_back
     return None
+
+
+def batches_of(model: Any) -> Any:
+    """Return Keras's iterator over the batches that a model is fitted to, while callbacks are called."""
+    for names in _callers():
+        if names.get("self") is model and "epoch_iterator" in names:
+            return names["epoch_iterator"]
+    return None
+
+
+def _callers() -> Iterator[dict[str, Any]]:
+    """Yield the variables of the functions that are being called, the last one first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_locals
+        frame = frame.f_back
 
 
 def files_of(callbacks: Iterable[Any]) -> list[str]:

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from ..backend.distributed import averages_gradients
+from ..backend.interim import trainer_with
 from ..backend.optimizers import sync_of
 from ..backend.tensorflow import operations
 from ..backend.tensorflow.parts import division_of
@@ -23,7 +24,8 @@ from .uneven import presence_of
 @cache
 def prepare_steps() -> None:
     """Prepare all training functions that Keras makes from now on, also for train_on_batch."""
-    make = keras.Model.make_train_function
+    trainer = trainer_with("make_train_function")
+    make: Any = vars(trainer)["make_train_function"]
 
     @wraps(make)
     def made(model: Any, force: bool = False) -> Any:
@@ -33,7 +35,7 @@ def prepare_steps() -> None:
         with _not_compiled_as_a_whole(model):
             return make(model, force)
 
-    keras.Model.make_train_function = made
+    trainer.make_train_function = made  # type: ignore[attr-defined]
 
 
 @contextmanager

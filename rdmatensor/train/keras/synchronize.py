@@ -26,7 +26,7 @@ from ..run.session import Session
 from ..sync.base import Parameters, Synchronizer
 from .alike import compare, follow_variables
 from .backup import Backup, Kept, skip
-from .callback_list import FirstAndLast, files_of, refuse_common
+from .callback_list import FirstAndLast, batches_of, files_of, refuse_common
 from .optimizers import averages, distributed
 from .pauses import Plan
 from .uneven import Uneven
@@ -82,6 +82,8 @@ class SynchronizeCallback(FirstAndLast):
         self._ended = False
         model, run = self.model, self._run
         self._optimizers = distributed(model)
+        if run.size > 1 and not model.built:
+            _build(model)
         optimizer = getattr(model, "optimizer", None)
         # One that fit() does not use belongs to compile() without arguments.
         if optimizer is not None and optimizer not in self._optimizers and self._optimizers:
@@ -89,7 +91,7 @@ class SynchronizeCallback(FirstAndLast):
         if optimizer is not None and model.built and not optimizer.built:
             optimizer.build(model.trainable_variables)
         trace_anew(model, self._optimizers, run)
-        if run.size > 1 and not run.returns and model.built:
+        if run.size > 1 and not run.returns:
             compare(run, model)
             check(model, self._waits)
         kept = Kept()
@@ -99,11 +101,6 @@ class SynchronizeCallback(FirstAndLast):
         if run.returns:
             kept = self._come_back()
         else:
-            if run.size > 1 and not model.built:
-                raise UsageError(
-                    "the model is not built: build it before fit(), so that all processes can start with "
-                    "the same weights"
-                )
             if self._backup is not None:
                 kept = self._backup.restore()
             if run.size > 1:
@@ -375,3 +372,20 @@ class SynchronizeCallback(FirstAndLast):
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _build(model: Any) -> None:
+    """Build a model by what the data says of its batches, as Keras does on PyTorch and on JAX."""
+    data = getattr(batches_of(model), "_distributed_dataset", None)
+    batch = getattr(data, "element_spec", None)
+    cause: Exception | None = None
+    if all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(batch)):
+        try:
+            model._symbolic_build(data_batch=batch)
+        except Exception as error:  # whatever the model raises
+            cause = error
+    if not model.built:
+        raise UsageError(
+            f"the model is not built: build it before fit(), so that all processes can start with the same "
+            f"weights{': ' if cause else ''}{cause or ''}"
+        ) from cause
