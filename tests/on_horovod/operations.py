@@ -156,6 +156,14 @@ raises(Unsupported, lambda: hvd.elastic, "start all again")
 raises(Unsupported, lambda: rdmatensor.horovod.run, "rdmatensor launch")
 assert not hasattr(hvd, "elastic")
 raises(NotImplementedError, lambda: hvd.allreduce(slices, op=hvd.Max))
+
+
+@tf.function
+def unsupported(value: Any) -> Any:
+    return hvd.allreduce(value, op=hvd.Adasum)
+
+
+raises(Unsupported, lambda: unsupported(x), "op=Average")
 same(hvd.allreduce(x), 1.5 * one)
 
 hvd.shutdown()

@@ -21,7 +21,7 @@ from ...._api.collective import Kind, Op
 from ...._api.plugin import library as plugin_library
 from ...._api.wait import milliseconds
 from ...._ffi import ffi
-from ....errors import Unsupported, UsageError
+from ....errors import RdmaError, Unsupported, UsageError
 from ....group import Group
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ TYPES = {
 }
 # A type for operations without tensors, which the kernel has to have.
 _ANY = tf.float32
+# Otherwise AutoGraph raises its StagingError in their place, from functions of the user's.
+setattr(RdmaError, "ag_pass_through", True)  # noqa: B010
 
 
 def no_autograph(function: _Function) -> _Function:
