@@ -93,6 +93,9 @@
   CHOICE(CONTROL, "auto", "auto|grpc",                                                             \
          "TensorFlow: how control messages travel: auto starts and ends steps, and drives eager "  \
          "contexts, over channels where there are any, grpc leaves that to TensorFlow.")           \
+  CHOICE(ROW_KERNELS, "on", "on|off",                                                              \
+         "TensorFlow: on lets the plugin's kernels read and update rows of variables in servers "  \
+         "over grpc+rdma, off leaves that to TensorFlow's.")                                       \
   CHOICE(CHECKSUM, "off", "off|crc32c",                                                            \
          "crc32c adds a checksum to each tensor that does not use gRPC and to each message of a "  \
          "group; the receiver compares it if both ends have this setting.")                        \

@@ -26,7 +26,7 @@ struct Settings {
   uint64_t arena_limit = 0;
   // Until a tensor is dropped whose step never starts here.
   static constexpr uint64_t step_ttl_s = 600;
-  bool plan = true, checksum = false;
+  bool plan = true, checksum = false, row_kernels = true;
   uint64_t plan_slots = 2, plan_loop_slots = 4, plan_limit = 0, plan_copy_bytes = 16384;
   uint64_t fuse_bytes = 4096, batch_size = 0, promote_after = 3;
   int connect_timeout_ms = 10000;
@@ -42,7 +42,7 @@ struct Settings {
     Settings settings;
     uint64_t connect_timeout_ms = 0, ablation = 0;
     char policy[32] = "", bind_address[RDT_CONFIG_TEXT_SIZE] = "", plan[32] = "", checksum[32] = "",
-         control[32] = "";
+         control[32] = "", row_kernels[32] = "";
     (void)rdt_config_get_u64("INLINE_BYTES", &settings.inline_bytes);
     (void)rdt_config_get_u64("ALIAS_BYTES", &settings.alias_bytes);
     (void)rdt_config_get_u64("ARENA_LIMIT", &settings.arena_limit);
@@ -56,6 +56,8 @@ struct Settings {
     (void)rdt_config_get_u64("FAILBACK_MS", &settings.failback_ms);
     (void)rdt_config_get("PLAN", plan, sizeof plan);
     settings.plan = std::strcmp(plan, "off") != 0;
+    (void)rdt_config_get("ROW_KERNELS", row_kernels, sizeof row_kernels);
+    settings.row_kernels = std::strcmp(row_kernels, "off") != 0;
     (void)rdt_config_get("CHECKSUM", checksum, sizeof checksum);
     settings.checksum = std::strcmp(checksum, "crc32c") == 0;
     if (rdt_config_get_u64("DEADLINE_MS", &connect_timeout_ms) == RDT_OK) {

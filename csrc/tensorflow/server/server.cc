@@ -26,6 +26,7 @@
 #include "channel/listen_address.h"
 #include "channel/message.h"
 #include "collective/collective_manager.h"
+#include "rows/row_kernels.h"
 #include "server/driver.h"
 #include "server/planned_kernels.h"
 #include "server/rendezvous.h"
@@ -155,7 +156,9 @@ class RdmaServer : public tensorflow::GrpcServer {
                                  const tensorflow::ConfigProto& config) {
       for (const tensorflow::Device* device : env->device_mgr->ListDevices()) {
         incarnations_.push_back(device->attributes().incarnation());
-        if (service_ != nullptr) RegisterTransferKernels(device->device_type());
+        if (service_ == nullptr) continue;
+        RegisterTransferKernels(device->device_type());
+        if (service_->settings().row_kernels) UseRowKernels(incarnations_.back());
       }
       return NewRdmaWorker(env, config, service_, OwnQuestions());
     };

@@ -19,6 +19,7 @@
 #include "stats/control_stats.h"
 #include "stats/edge_waits.h"
 #include "stats/path_stats.h"
+#include "stats/row_stats.h"
 
 namespace rdmatensor {
 namespace {
@@ -111,7 +112,7 @@ std::string StatsAsJson() {
   }
   absl::StrAppend(&out, "},\"arena\":", AsJson(Arena::Get()->GetUsage()),
                   ",\"collectives\":", CollectivesAsJson(), ",\"checksums\":", ChecksumsAsJson(),
-                  ",\"slow_edges\":", SlowEdgesAsJson(), ",\"devices\":", DevicesAsJson(),
+                  ",\"rows\":", RowsAsJson(), ",\"slow_edges\":", SlowEdgesAsJson(), ",\"devices\":", DevicesAsJson(),
                   ",\"transports\":{");
   const char* separator = "";
   for (const auto& [name, both] : counts.transports) {
@@ -165,6 +166,7 @@ void rdt_tf_stats_reset(void) {
   rdmatensor::Arena::Get()->ResetUsage();
   rdmatensor::ResetCollectives();
   rdmatensor::ResetChecksums();
+  rdmatensor::ResetRows();
   rdmatensor::ResetWaits();
   rdmatensor::ResetPathCounts();
   rdmatensor::ResetControlCounts();
