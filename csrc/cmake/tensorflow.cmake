@@ -92,7 +92,7 @@ endfunction()
 # What it takes to vectorise loops of any length.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/start_kernel.cc
   ${CMAKE_SOURCE_DIR}/csrc/tensorflow/ops/row_kernels.cc
-  ${CMAKE_SOURCE_DIR}/csrc/tensorflow/rows/variable_rows.cc PROPERTIES
+  ${CMAKE_SOURCE_DIR}/csrc/tensorflow/rows/rules.cc PROPERTIES
   COMPILE_OPTIONS "-O3;-fno-math-errno")
 
 function(add_plugin minor folder version)

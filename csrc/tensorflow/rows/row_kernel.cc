@@ -14,10 +14,18 @@ Variable VariableOf(tensorflow::OpKernelContext* context, int input) {
   return variable;
 }
 
-bool HasRows(const tensorflow::Var& variable, tensorflow::DataType type) {
-  const tensorflow::Tensor& table = *const_cast<tensorflow::Var&>(variable).tensor();
-  return variable.copy_on_read_mode.load() && table.IsInitialized() && table.dtype() == type &&
+bool HasRows(tensorflow::Var* variable) {
+  const tensorflow::Tensor& table = *variable->tensor();
+  return variable->copy_on_read_mode.load() && table.IsInitialized() &&
+         table.dtype() == tensorflow::DT_FLOAT &&
          table.dims() >= 1 && table.NumElements() > 0;
+}
+
+tensorflow::TensorShape ShapeOfRows(const tensorflow::Tensor& ids,
+                                    const tensorflow::Tensor& table) {
+  tensorflow::TensorShape shape = ids.shape();
+  for (int i = 1; i < table.dims(); ++i) shape.AddDim(table.dim_size(i));
+  return shape;
 }
 
 template <typename Id>

@@ -45,8 +45,11 @@ using Variable = tensorflow::core::RefCountPtr<tensorflow::Var>;
 Variable VariableOf(tensorflow::OpKernelContext* context, int input);
 
 // Whether operations on single rows may use the variable, whose lock the caller holds: nothing shares its memory.
-// TensorFlow's kernels make it so (EnsureSparseVariableAccess).
-bool HasRows(const tensorflow::Var& variable, tensorflow::DataType type);
+// TensorFlow's kernels make it so (EnsureSparseVariableAccess). They are of float32, and there is at least one.
+bool HasRows(tensorflow::Var* variable);
+
+// The shape of the rows of `table` that `ids` name.
+tensorflow::TensorShape ShapeOfRows(const tensorflow::Tensor& ids, const tensorflow::Tensor& table);
 
 // The ids that `tensor` holds. Copies, because a peer that lent the tensor may still write to it. None if one of them
 // is not in [0, limit), or there are none, or more than an int32 counts.

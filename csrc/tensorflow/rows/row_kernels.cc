@@ -25,6 +25,8 @@ using tensorflow::FunctionLibraryRuntime;
 using tensorflow::NodeProperties;
 using tensorflow::OpKernel;
 
+constexpr char kIds[] = "Tindices";
+
 struct Served {
   std::mutex mutex;
   std::set<uint64_t> incarnations;
@@ -50,13 +52,15 @@ tensorflow::DataType TypeOf(const NodeProperties& node, const char* attribute) {
 const RowOperation* Find(const FunctionLibraryRuntime& library, const NodeProperties& node) {
   static const auto* const operations = [] {
     auto* const all = new absl::flat_hash_map<absl::string_view, const RowOperation*>;
-    for (const RowOperation& each : OperationsOnVariables()) all->emplace(each.name, &each);
+    for (const auto* const some : {&ReadsAndScatters(), &Updates(), &Sums()}) {
+      for (const RowOperation& each : *some) all->emplace(each.name, &each);
+    }
     return all;
   }();
   const auto found = operations->find(node.node_def.op());
   if (found == operations->end() || !IsServed(library.device())) return nullptr;
   const RowOperation& operation = *found->second;
-  const tensorflow::DataType ids = TypeOf(node, operation.ids);
+  const tensorflow::DataType ids = TypeOf(node, kIds);
   const bool fits = TypeOf(node, operation.type) == tensorflow::DT_FLOAT &&
                     (ids == tensorflow::DT_INT32 || ids == tensorflow::DT_INT64);
   return fits ? &operation : nullptr;
@@ -88,7 +92,7 @@ class KernelCreator : public tensorflow::XlaKernelCreator {
         device->GetAllocator(tensorflow::AllocatorAttributes()), library,
         device->resource_manager(), node, inputs, outputs, version, &status);
     *kernel = operation->make(&construction, std::move(stock),
-                              TypeOf(*node, operation->ids) == tensorflow::DT_INT64);
+                              TypeOf(*node, kIds) == tensorflow::DT_INT64);
     return status;
   }
 };

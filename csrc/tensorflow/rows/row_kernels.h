@@ -13,10 +13,10 @@
 
 namespace rdmatensor {
 
+// An operation of TensorFlow, whose attribute Tindices tells the type of its ids.
 struct RowOperation {
-  const char* name;       // TensorFlow's
-  const char* type;       // the attribute that has to be float32
-  const char* ids;        // the attribute that has to be int32 or int64
+  const char* name;
+  const char* type;  // the attribute that has to be float32
   using Make = std::unique_ptr<tensorflow::OpKernel> (*)(
       tensorflow::OpKernelConstruction* construction, std::unique_ptr<tensorflow::OpKernel> stock,
       bool long_ids);
@@ -31,7 +31,9 @@ std::unique_ptr<tensorflow::OpKernel> MakeRowKernel(
   return std::make_unique<ShortIds>(construction, std::move(stock));
 }
 
-const std::vector<RowOperation>& OperationsOnVariables();
+const std::vector<RowOperation>& ReadsAndScatters();
+const std::vector<RowOperation>& Updates();
+const std::vector<RowOperation>& Sums();
 
 // From now on, graphs and functions get these kernels on the device of this incarnation, whatever starts them. Devices
 // of other sessions of this process keep TensorFlow's. Any thread may call it.
