@@ -38,6 +38,7 @@ from ._api.counters import (
     Paths,
     Peer,
     PlanUse,
+    RowUse,
     SlowEdge,
     Stats,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "Paths",
     "Peer",
     "PlanUse",
+    "RowUse",
     "SlowEdge",
     "Stats",
     "loaded",

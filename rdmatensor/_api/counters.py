@@ -131,6 +131,17 @@ class CollectiveUse(TypedDict):
     costs, and operations by algorithm."""
 
 
+class RowUse(TypedDict):
+    """Operations that read, update or add up rows of tables, of the kinds that the plugin has kernels for."""
+
+    operations: int
+    """Those that the plugin's kernels did (RDMATENSOR_ROW_KERNELS)."""
+    rows: int
+    """The rows that they read, updated or added up."""
+    left: int
+    """Those that these kernels left to TensorFlow's: the first one on a variable, rare forms, and errors."""
+
+
 class Peer(TypedDict):
     """How tensors from ("receive") or to ("send") another task travel at present, and why."""
 
@@ -227,6 +238,7 @@ class Stats(TypedDict):
     arena: ArenaUse
     collectives: CollectiveUse
     checksums: ChecksumUse
+    rows: RowUse
     rpc_reasons: dict[str, int]
     """Why sent tensors went by rpc: "string", "variant", "resource", "device memory", "arena full",
     "memory not registered", ..."""

@@ -44,6 +44,7 @@ def families() -> Iterator[Metric]:
     yield from _edges(stats["slow_edges"])
     yield from _fallbacks(stats)
     yield from _collectives(stats["collectives"])
+    yield from _rows(stats["rows"])
 
 
 def _family(kind: Any, name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) -> Metric:
@@ -80,6 +81,13 @@ def _paths(stats: Mapping[str, Any]) -> Iterator[Metric]:
                        ["way"], _of_keys(stats["fetched"], name))  # fmt: skip
     checks = [([result], number) for result, number in stats["checksums"].items()]
     yield _counter("checksums", "Tensors by what became of their checksum.", ["result"], checks)
+
+
+def _rows(rows: Mapping[str, float]) -> Iterator[Metric]:
+    yield _counter("row_operations", "Operations on rows of tables, by whose kernel did them.", ["kernel"],
+                   [(["rdmatensor"], rows["operations"]), (["tensorflow"], rows["left"])])  # fmt: skip
+    yield _counter("row_operations_rows", "Rows that the kernels of rdmatensor read, updated or added up.",
+                   [], [([], rows["rows"])])  # fmt: skip
 
 
 def _plan(plan: Mapping[str, float]) -> Iterator[Metric]:

@@ -53,6 +53,14 @@ def test_nothing_goes_by_rpc(said: Any) -> None:
         assert received >= 45 * weights // 2, (task, paths)
 
 
+def test_servers_use_the_plugins_kernels_for_rows(said: Any) -> None:
+    train = said["train"]
+    rows = [train["stats"][task]["rows"] for task in ("ps 0", "ps 1")]
+    # Rows are read and then changed. A table's first operation is TensorFlow's.
+    assert sum(each["rows"] for each in rows) > train["ids"], rows
+    assert all(each["operations"] > each["left"] for each in rows), rows
+
+
 def test_training_goes_on_without_a_worker_and_with_its_successor(said: Any) -> None:
     lost = said["lose_worker"]
     # A step that the worker had begun is made again: by the coordinator's promise at least once.

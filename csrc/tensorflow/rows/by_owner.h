@@ -22,7 +22,8 @@ template <int to_write>
 void Prefetch(const void* data, int64_t bytes) {
   constexpr int64_t kLine = 64, kMost = 1024;  // the processor follows long rows by itself
   const char* const begin = static_cast<const char*>(data);
-  for (int64_t at = 0; at < std::min(bytes, kMost); at += kLine) __builtin_prefetch(begin + at, to_write);
+  for (int64_t at = 0; at < std::min(bytes, kMost); at += kLine)
+    __builtin_prefetch(begin + at, to_write);
 }
 
 // Calls `work(i)` for each element i of `ids`; on the same thread, and in order, for those that name the same row.

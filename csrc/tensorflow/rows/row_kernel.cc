@@ -17,8 +17,7 @@ Variable VariableOf(tensorflow::OpKernelContext* context, int input) {
 bool HasRows(tensorflow::Var* variable) {
   const tensorflow::Tensor& table = *variable->tensor();
   return variable->copy_on_read_mode.load() && table.IsInitialized() &&
-         table.dtype() == tensorflow::DT_FLOAT &&
-         table.dims() >= 1 && table.NumElements() > 0;
+         table.dtype() == tensorflow::DT_FLOAT && table.dims() >= 1 && table.NumElements() > 0;
 }
 
 tensorflow::TensorShape ShapeOfRows(const tensorflow::Tensor& ids,

@@ -81,8 +81,7 @@ class KernelCreator : public tensorflow::XlaKernelCreator {
     tensorflow::Device* const device = library->device();
     const int version = library->graph_def_version();
     OpKernel* made = nullptr;
-    absl::Status status =
-        tensorflow::CreateNonCachedKernel(device, library, node, version, &made);
+    absl::Status status = tensorflow::CreateNonCachedKernel(device, library, node, version, &made);
     std::unique_ptr<OpKernel> stock(made);
     if (!status.ok()) return status;
     const tensorflow::MemoryTypeVector inputs = stock->input_memory_types();

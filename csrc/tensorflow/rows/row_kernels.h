@@ -24,9 +24,9 @@ struct RowOperation {
 };
 
 template <typename ShortIds, typename LongIds>
-std::unique_ptr<tensorflow::OpKernel> MakeRowKernel(
-    tensorflow::OpKernelConstruction* construction, std::unique_ptr<tensorflow::OpKernel> stock,
-    bool long_ids) {
+std::unique_ptr<tensorflow::OpKernel> MakeRowKernel(tensorflow::OpKernelConstruction* construction,
+                                                    std::unique_ptr<tensorflow::OpKernel> stock,
+                                                    bool long_ids) {
   if (long_ids) return std::make_unique<LongIds>(construction, std::move(stock));
   return std::make_unique<ShortIds>(construction, std::move(stock));
 }

@@ -127,7 +127,8 @@ const std::vector<RowOperation>& Updates() {
   static const auto* const operations = [] {
     auto* const all = new std::vector<RowOperation>;
     for (const UpdateRule& each : UpdateRules()) {
-      all->push_back({each.operation, "T", MakeRowKernel<UpdateRows<int32_t>, UpdateRows<int64_t>>});
+      all->push_back(
+          {each.operation, "T", MakeRowKernel<UpdateRows<int32_t>, UpdateRows<int64_t>>});
     }
     return all;
   }();

@@ -17,8 +17,8 @@ void InverseRoots(const float* from, int64_t width, float* to) {
   const int64_t whole = width - width % 8;
   int64_t k = 0;
   for (; k < whole; k += kPacket) {
-    Eigen::internal::pstoreu(
-        to + k, Eigen::internal::prsqrt(Eigen::internal::ploadu<Packet>(from + k)));
+    Eigen::internal::pstoreu(to + k,
+                             Eigen::internal::prsqrt(Eigen::internal::ploadu<Packet>(from + k)));
   }
   for (; k < width; ++k) to[k] = Eigen::numext::rsqrt(from[k]);
 }
@@ -124,9 +124,19 @@ const std::vector<UpdateRule>& UpdateRules() {
       {"ResourceSparseApplyMomentum", 1, 3, {2, 5}, "use_nesterov", Momentum},
       {"ResourceSparseApplyKerasMomentum", 1, 3, {2, 5}, "use_nesterov", KerasMomentum},
       {"ResourceSparseApplyRMSProp", 2, 7, {3, 4, 5, 6}, nullptr, RmsProp},
-      {"ResourceSparseApplyFtrl", 2, 3, {5, 6, 7, 8}, "multiply_linear_by_lr", Ftrl<false>,
+      {"ResourceSparseApplyFtrl",
+       2,
+       3,
+       {5, 6, 7, 8},
+       "multiply_linear_by_lr",
+       Ftrl<false>,
        IsPlainFtrl<false>},
-      {"ResourceSparseApplyFtrlV2", 2, 3, {5, 6, 7, 8, 9}, "multiply_linear_by_lr", Ftrl<true>,
+      {"ResourceSparseApplyFtrlV2",
+       2,
+       3,
+       {5, 6, 7, 8, 9},
+       "multiply_linear_by_lr",
+       Ftrl<true>,
        IsPlainFtrl<true>},
   };
   return *rules;
