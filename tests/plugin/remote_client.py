@@ -122,6 +122,23 @@ def variable() -> int:
     return 5
 
 
+def rows() -> int:
+    """A table on task 0, whose rows are read and changed by single operations and by functions."""
+    with tf.device(TASK0):
+        table = tf.Variable(tf.zeros([1000, 64]))
+    ids = tf.constant([7, 999, 7, 0])
+
+    def change() -> Any:
+        table.scatter_sub(tf.IndexedSlices(tf.ones([4, 64]), ids))
+        with tf.device(TASK1):
+            return tf.gather(table, ids) + 0
+
+    for each in (change, change, tf.function(change)):
+        read = each()
+    np.testing.assert_array_equal(read[:, 0], [-6, -3, -6, -3])
+    return 3
+
+
 def again() -> int:
     """The cluster is joined a second time, as programs do that learn of new tasks."""
     connect()
@@ -151,7 +168,7 @@ def after_reset() -> int:
         return values()
 
 
-SCENARIOS = (values, function, source_gone, variable, again, added_back, after_reset, strings)
+SCENARIOS = (values, function, source_gone, variable, rows, again, added_back, after_reset, strings)
 
 
 def connect() -> None:

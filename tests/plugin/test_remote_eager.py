@@ -16,7 +16,7 @@ from support import warm
 from support.clusters import Cluster
 
 CLIENT = "/job:client/replica:0/task:0"
-SCENARIOS = ["values", "function", "source_gone", "variable", "again", "added_back", "after_reset"]
+SCENARIOS = ["values", "function", "source_gone", "variable", "rows", "again", "added_back", "after_reset"]
 
 
 def _run(cluster: Cluster, protocol: str) -> Any:
@@ -64,6 +64,12 @@ def test_tasks_use_rpc_for_strings_only(over_rdma: Any) -> None:
     for stats in tasks:
         assert set(stats["rpc_reasons"]) == {"string"}, stats
         assert _sent(stats["paths"]) > 2 * said["values"]["tensors"]
+
+
+def test_rows_are_changed_by_the_plugins_kernels(over_rdma: Any) -> None:
+    _, (first, _) = over_rdma
+    assert first["rows"]["operations"] >= 2
+    assert first["rows"]["rows"] >= 2 * 4
 
 
 def test_peers_of_the_client(over_rdma: Any) -> None:

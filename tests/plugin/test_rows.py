@@ -9,9 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from support import warm
+from support.clusters import Cluster
+from support.graphs import TASK0, TASK1, session, v1
 
 
 def _run(protocol: str, threads: int, *operation: str, **settings: str) -> Any:
@@ -89,3 +93,32 @@ def test_switched_off_they_do_nothing(stock: Any) -> None:
     assert told["cases"], "no such operation"
     for name, case in told["cases"].items():
         assert case == stock["cases"][name], name
+
+
+def test_a_task_without_the_plugin_uses_its_own(tmp_path: Path) -> None:
+    """The session's master has the plugin, and one of the tasks that it gives parts of the graph has not."""
+
+    def build() -> Any:
+        tables, changes = [], []
+        for task in (TASK0, TASK1):
+            with tf.device(task):
+                name = f"table{len(tables)}"
+                tables.append(
+                    v1.get_variable(name, initializer=tf.zeros([1000, 64]), use_resource=True)
+                )
+                slices = tf.IndexedSlices(tf.ones([3, 64]), tf.constant([5, 999, 5]))
+                changes.append(tables[-1].scatter_add(slices))
+        with tf.device(TASK1):
+            return changes, [tf.gather(table, [5, 999, 0]) + 0 for table in tables]
+
+    cluster = Cluster(["grpc+rdma", "grpc"], tmp_path, {1: {"RDMATENSOR_DISABLE": "1"}})
+    try:
+        with session(cluster, build) as opened:
+            changes, reads = opened.built
+            for _ in range(4):
+                opened.run(changes)
+            for read in opened.run(reads):
+                np.testing.assert_array_equal(read[:, 0], [8, 4, 0])
+        assert cluster.stats(0)["rows"]["operations"] >= 3
+    finally:
+        cluster.close()

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -26,16 +27,20 @@ void Prefetch(const void* data, int64_t bytes) {
     __builtin_prefetch(begin + at, to_write);
 }
 
+// How many threads work on `bytes` pays for.
+inline int ThreadsFor(tensorflow::OpKernelContext* context, int64_t bytes) {
+  const auto& workers = *context->device()->tensorflow_cpu_worker_threads();
+  return static_cast<int>(std::clamp<int64_t>(bytes / kBytesOfThread, 1, workers.num_threads));
+}
+
 // Calls `work(i)` for each element i of `ids`; on the same thread, and in order, for those that name the same row.
 // `fetch(i)` comes some elements earlier. `row_bytes` is what the work on an element touches.
 template <typename Id, typename Fetch, typename Work>
 void EachByOwner(tensorflow::OpKernelContext* context, const std::vector<Id>& ids,
                  int64_t row_bytes, const Fetch& fetch, const Work& work) {
   const size_t count = ids.size();
-  const auto& workers = *context->device()->tensorflow_cpu_worker_threads();
   const int64_t bytes = static_cast<int64_t>(count) * row_bytes;
-  const auto owners =
-      static_cast<uint64_t>(std::clamp<int64_t>(bytes / kBytesOfThread, 1, workers.num_threads));
+  const auto owners = static_cast<uint64_t>(ThreadsFor(context, bytes));
   if (owners == 1) {
     for (size_t i = 0; i < count; ++i) {
       if (i + kAhead < count) fetch(i + kAhead);
@@ -51,22 +56,22 @@ void EachByOwner(tensorflow::OpKernelContext* context, const std::vector<Id>& id
            32;
   };
   const auto own = [&](int64_t owner, int64_t end) {
-    std::vector<uint32_t> mine;
+    const std::unique_ptr<uint32_t[]> mine(new uint32_t[count]);
     for (; owner < end; ++owner) {
-      mine.clear();
-      for (size_t i = 0; i < count; ++i) {
-        if (owner_of(ids[i]) == static_cast<uint64_t>(owner)) {
-          mine.push_back(static_cast<uint32_t>(i));
-        }
+      size_t found = 0;
+      for (size_t i = 0; i < count; ++i) {  // without branches, which nobody could predict
+        mine[found] = static_cast<uint32_t>(i);
+        found += owner_of(ids[i]) == static_cast<uint64_t>(owner);
       }
-      for (size_t i = 0; i < mine.size(); ++i) {
-        if (i + kAhead < mine.size()) fetch(mine[i + kAhead]);
+      for (size_t i = 0; i < found; ++i) {
+        if (i + kAhead < found) fetch(mine[i + kAhead]);
         work(mine[i]);
       }
     }
   };
-  tensorflow::Shard(static_cast<int>(owners), workers.workers, static_cast<int64_t>(owners),
-                    bytes / static_cast<int64_t>(owners), own);
+  tensorflow::Shard(static_cast<int>(owners),
+                    context->device()->tensorflow_cpu_worker_threads()->workers,
+                    static_cast<int64_t>(owners), bytes / static_cast<int64_t>(owners), own);
 }
 
 }  // namespace rdmatensor

@@ -89,6 +89,7 @@ class UpdateRows : public RowKernel {
           for (int each = 0; each < count; ++each) {
             Prefetch<1>(tables[each] + ids[i] * width, bytes);
           }
+          Prefetch<0>(gradients + static_cast<int64_t>(i) * width, bytes);
         },
         [&](size_t i) {
           constexpr int64_t kOnStack = 1024;

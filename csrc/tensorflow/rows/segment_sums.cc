@@ -48,7 +48,11 @@ class SumSegments : public RowKernel {
     float* const sums = output->flat<float>().data();
     std::fill_n(sums, limit * width, 0.0F);
     EachByOwner(
-        context, ids, bytes, [&](size_t i) { Prefetch<1>(sums + ids[i] * width, bytes); },
+        context, ids, bytes,
+        [&](size_t i) {
+          Prefetch<1>(sums + ids[i] * width, bytes);
+          Prefetch<0>(from + static_cast<int64_t>(i) * width, bytes);
+        },
         [&](size_t i) {
           AddToRow(sums + ids[i] * width, from + static_cast<int64_t>(i) * width, width);
         });

@@ -49,15 +49,16 @@ class GatherRows : public RowKernel {
     const float* const rows = table.flat<float>().data();
     float* const to = output->flat<float>().data();
     const auto row_of = [&](int64_t i) { return rows + ids[static_cast<size_t>(i)] * width; };
-    const auto& workers = *context->device()->tensorflow_cpu_worker_threads();
-    tensorflow::Shard(workers.num_threads, workers.workers, static_cast<int64_t>(ids.size()), bytes,
+    const auto count = static_cast<int64_t>(ids.size());
+    tensorflow::Shard(ThreadsFor(context, count * bytes),
+                      context->device()->tensorflow_cpu_worker_threads()->workers, count, bytes,
                       [&](int64_t i, int64_t end) {
                         for (; i < end; ++i) {
                           if (i + kAhead < end) Prefetch<0>(row_of(i + kAhead), bytes);
                           std::memcpy(to + i * width, row_of(i), static_cast<size_t>(bytes));
                         }
                       });
-    return static_cast<int64_t>(ids.size());
+    return count;
   }
 
  private:
@@ -91,7 +92,11 @@ class ScatterRows : public RowKernel {
     float* const rows = table->flat<float>().data();
     const float* const values = updates.flat<float>().data();
     EachByOwner(
-        context, ids, bytes, [&](size_t i) { Prefetch<1>(rows + ids[i] * width, bytes); },
+        context, ids, bytes,
+        [&](size_t i) {
+          Prefetch<1>(rows + ids[i] * width, bytes);
+          Prefetch<0>(values + static_cast<int64_t>(i) * width, bytes);
+        },
         [&](size_t i) {
           change(rows + ids[i] * width, values + static_cast<int64_t>(i) * width, width);
         });
