@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations on rows of variables, at one server: row_operations.py PROTOCOL THREADS [OPERATION].
 
-Prints, as JSON, for each case what it left in the variables and returned, as a digest, or how it failed; and over
-grpc+rdma how many operations the plugin's kernels did, and how many they left to TensorFlow's. With stock gRPC and
-one thread this is what TensorFlow's kernels do in the order of the ids.
+Prints, as JSON, for each case what it left in the variables and returned, as a digest, or how it failed; and
+over grpc+rdma how many operations the plugin's kernels did, and how many they left to TensorFlow's. With
+stock gRPC and one thread this is what TensorFlow's kernels do in the order of the ids.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Bench:
             ]
             self.ids = v1.placeholder(ids, None)
             self.values = v1.placeholder(tf.float32, None)
+            self.count = v1.placeholder(tf.int32, None)
             self._numbers = {name: v1.placeholder(tf.float32, None) for name in operation.numbers}
             resource = handles["var"]
             # TensorFlow's kernel makes a variable one of rows, in either case.
@@ -130,7 +131,7 @@ class Bench:
                 )
             else:
                 self._run = raw.UnsortedSegmentSum(
-                    data=self.values, segment_ids=self.ids, num_segments=ROWS
+                    data=self.values, segment_ids=self.ids, num_segments=self.count
                 )
         self._session = v1.Session(target, graph=graph)
 
@@ -140,11 +141,13 @@ class Bench:
         self._session.run(self._assign, feeds)
         self._session.run(self._touch)
 
-    def run(self, ids: Any, values: Any, **numbers: float) -> Any:
-        """What the operation returns."""
+    def run(self, ids: Any, values: Any, count: Any = ROWS, **numbers: float) -> Any:
+        """What the operation returns; `count` is how many sums there are."""
         given = {**self.operation.numbers, **numbers}
         feeds = {self._numbers[name]: number for name, number in given.items()}
-        return self._session.run(self._run, feeds | {self.ids: ids, self.values: values})
+        return self._session.run(
+            self._run, feeds | {self.ids: ids, self.values: values, self.count: count}
+        )
 
     def read(self) -> list[Any]:
         """The tables."""
@@ -259,6 +262,9 @@ class Cases:
                 self.case("a number for all rows", ids, (ROWS, 16), np.float32(1.5))
             self.case("too few values", ids, (ROWS, 16), _random(8, FEW - 1, 16))
             self.case("too many values", ids, (ROWS, 16), _random(8, 2 * FEW, 16))
+        if self._bench.operation.name == "UnsortedSegmentSum":
+            for count in (-1, 0, [ROWS, ROWS], 10 * ROWS):
+                self.case(f"{count} sums", random.integers(0, ROWS, FEW), (ROWS, 16), count=count)
         for name in self._bench.operation.numbers:
             ids = random.integers(0, ROWS, FEW)
             self.case(f"{name} is a vector", ids, (ROWS, 16), **{name: np.ones(2, np.float32)})

@@ -16,7 +16,16 @@ from support import warm
 from support.clusters import Cluster
 
 CLIENT = "/job:client/replica:0/task:0"
-SCENARIOS = ["values", "function", "source_gone", "variable", "rows", "again", "added_back", "after_reset"]
+SCENARIOS = [
+    "values",
+    "function",
+    "source_gone",
+    "variable",
+    "rows",
+    "again",
+    "added_back",
+    "after_reset",
+]
 
 
 def _run(cluster: Cluster, protocol: str) -> Any:

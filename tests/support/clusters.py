@@ -39,7 +39,13 @@ T = TypeVar("T")
 
 
 # What counts when TensorFlow is imported.
-AT_IMPORT = ("LD_PRELOAD", "RDMATENSOR_DISABLE", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_VMODULE", "TF_ENABLE_ONEDNN_OPTS")
+AT_IMPORT = (
+    "LD_PRELOAD",
+    "RDMATENSOR_DISABLE",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TF_CPP_VMODULE",
+    "TF_ENABLE_ONEDNN_OPTS",
+)
 
 
 class Task:

@@ -30,7 +30,7 @@ tensorflow::TensorShape ShapeOfRows(const tensorflow::Tensor& ids,
 template <typename Id>
 std::vector<Id> IdsIn(const tensorflow::Tensor& tensor, int64_t limit) {
   const auto flat = tensor.flat<Id>();
-  if (flat.size() > std::numeric_limits<int32_t>::max()) return {};
+  if (limit <= 0 || flat.size() > std::numeric_limits<int32_t>::max()) return {};
   std::vector<Id> ids(flat.data(), flat.data() + flat.size());
   using Unsigned = std::make_unsigned_t<Id>;
   bool all_in = true;

@@ -112,8 +112,8 @@ std::string StatsAsJson() {
   }
   absl::StrAppend(&out, "},\"arena\":", AsJson(Arena::Get()->GetUsage()),
                   ",\"collectives\":", CollectivesAsJson(), ",\"checksums\":", ChecksumsAsJson(),
-                  ",\"rows\":", RowsAsJson(), ",\"slow_edges\":", SlowEdgesAsJson(), ",\"devices\":", DevicesAsJson(),
-                  ",\"transports\":{");
+                  ",\"rows\":", RowsAsJson(), ",\"slow_edges\":", SlowEdgesAsJson(),
+                  ",\"devices\":", DevicesAsJson(), ",\"transports\":{");
   const char* separator = "";
   for (const auto& [name, both] : counts.transports) {
     absl::StrAppend(&out, separator, Quoted(name), ":", AsJson(both));
