@@ -21,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
+import rdmatensor.tensorflow
 from support.ports import free_ports
 
 ROWS = 500
@@ -176,10 +177,8 @@ def _failure(error: tf.errors.OpError) -> list[str]:
 
 
 def _rows_done() -> tuple[int, int]:
-    import rdmatensor.tensorflow
-
-    rows = rdmatensor.tensorflow.stats()["rows"] if rdmatensor.tensorflow.loaded() else {}
-    return rows.get("operations", 0), rows.get("left", 0)
+    rows = rdmatensor.tensorflow.stats()["rows"]
+    return rows["operations"], rows["left"]
 
 
 def noted(make: Callable[[], Sequence[Any]]) -> dict[str, Any]:
@@ -197,9 +196,8 @@ def _random(seed: int, *shape: int) -> Any:
     numbers = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     # Zeros of both signs, the least number, and one that is too small to be normal.
     special = np.array([-0.0, 0.0, np.finfo(np.float32).tiny, 1e-40], np.float32)
-    numbers.flat[:: max(1, numbers.size // 16)] = np.resize(
-        special, len(numbers.flat[:: max(1, numbers.size // 16)])
-    )
+    places = np.arange(0, numbers.size, max(1, numbers.size // 16))
+    numbers.flat[places] = np.resize(special, len(places))
     return numbers
 
 
@@ -263,8 +261,8 @@ class Cases:
             self.case("too few values", ids, (ROWS, 16), _random(8, FEW - 1, 16))
             self.case("too many values", ids, (ROWS, 16), _random(8, 2 * FEW, 16))
         if self._bench.operation.name == "UnsortedSegmentSum":
-            for count in (-1, 0, [ROWS, ROWS], 10 * ROWS):
-                self.case(f"{count} sums", random.integers(0, ROWS, FEW), (ROWS, 16), count=count)
+            for sums in (-1, 0, [ROWS, ROWS], 10 * ROWS):
+                self.case(f"{sums} sums", random.integers(0, ROWS, FEW), (ROWS, 16), count=sums)
         for name in self._bench.operation.numbers:
             ids = random.integers(0, ROWS, FEW)
             self.case(f"{name} is a vector", ids, (ROWS, 16), **{name: np.ones(2, np.float32)})
@@ -329,7 +327,7 @@ def earlier_reads_stay(target: str) -> bool:
         assigned = raw.AssignVariableOp(resource=handle, value=tf.ones([ROWS, 64]))
         first = raw.ReadVariableOp(resource=handle, dtype=tf.float32)
         ids = tf.range(ROWS)
-        changes = []
+        changes: list[Any] = []
         for _ in range(3):
             with tf.control_dependencies([first, *changes]):
                 changes.append(

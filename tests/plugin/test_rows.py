@@ -100,7 +100,8 @@ def test_a_task_without_the_plugin_uses_its_own(tmp_path: Path) -> None:
     """The session's master has the plugin, and one of the tasks that it gives parts of the graph has not."""
 
     def build() -> Any:
-        tables, changes = [], []
+        tables: list[Any] = []
+        changes: list[Any] = []
         for task in (TASK0, TASK1):
             with tf.device(task):
                 name = f"table{len(tables)}"
