@@ -5,7 +5,6 @@
 // changes, and no other process learns of these kernels.
 #include "rows/row_kernels.h"
 
-#include <map>
 #include <mutex>
 #include <set>
 #include <string>
