@@ -6,9 +6,11 @@
 
 #include "mpi/communicators.h"
 #include "mpi/errors.h"
+#include "mpi/memory.h"
 #include "mpi/types.h"
 
-/* Runs an operation of `bytes` bytes of input, whose result has as many where there is one member. */
+/* Runs an operation of `bytes` bytes of input, of an all-reduce or all-gather, or of output; both are equal where there is
+ * one member. */
 static int run(rdt_mpi_handle handle, const char *function, rdt_collective *call, uint64_t bytes) {
   if (call->input == (const void *)RDT_MPI_IN_PLACE || call->output == (void *)RDT_MPI_IN_PLACE)
     return rdt_mpi_fail("%s: rdmatensor does not know MPI_IN_PLACE", function);
@@ -17,6 +19,7 @@ static int run(rdt_mpi_handle handle, const char *function, rdt_collective *call
   int error = RDT_MPI_SUCCESS;
   call->struct_size = sizeof(*call);
   call->timeout_ms = rdt_mpi_timeout();
+  rdt_mpi_populate(call->output, call->kind == RDT_ALL_GATHER ? bytes * comm->size : bytes);
   if (!comm->group) {
     if (call->input != call->output && bytes) memcpy(call->output, call->input, bytes);
   } else if (rdt_group_run(comm->group, call) != RDT_OK) {

@@ -14,6 +14,7 @@
 
 #include "mpi/communicators.h"
 #include "mpi/errors.h"
+#include "mpi/memory.h"
 #include "mpi/types.h"
 
 typedef struct request {
@@ -98,6 +99,7 @@ static int describe(const rdt_mpi_comm *comm, const message *what, bool sends, c
                            .output = sends ? NULL : what->buffer,
                            .count = elements.count,
                            .timeout_ms = rdt_mpi_timeout()};
+  if (!sends) rdt_mpi_populate(what->buffer, elements.bytes);
   return RDT_MPI_SUCCESS;
 }
 

@@ -22,7 +22,7 @@ int MPIABI_Comm_free(rdt_mpi_handle *);
 int MPIABI_Comm_rank(rdt_mpi_handle, int *);
 int MPIABI_Comm_size(rdt_mpi_handle, int *);
 
-enum { SIZE = 3, CLIQUES = 4, MOST = 30000 };
+enum { SIZE = 3, CLIQUES = 4, MOST = 100000 };
 #define OK RDT_MPI_SUCCESS
 #define INT RDT_MPI_INT32_T
 static const uint64_t counts[] = {3, 999, MOST};
