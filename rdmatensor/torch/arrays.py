@@ -119,11 +119,10 @@ def room(tensor: torch.Tensor, elements: int) -> torch.Tensor:
 
 def spread(values: torch.Tensor, to: Sequence[torch.Tensor]) -> None:
     """Copy values, one tensor after the other, into tensors."""
-    start = 0
-    for each in to:
-        size = each.numel()
-        assign(each, values[start : start + size])
-        start += size
+    parts = values.split([each.numel() for each in to])
+    with torch.inference_mode():
+        for each, part in zip(to, parts, strict=True):
+            each.copy_(part.view(each.shape))
 
 
 def unequal(tensors: Sequence[torch.Tensor]) -> dict[str, list[int]]:

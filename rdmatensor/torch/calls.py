@@ -83,7 +83,8 @@ class Calls:
             text = f"{what} of {[tuple(each.shape) for each in tensors]}"
         if text is not None:
             for part in parts:
-                part.arguments["detail"] = text
+                own = part.arguments.get("detail")
+                part.arguments["detail"] = text if own is None else f"{text}\n{own}"
         if (
             opts.asyncOp
             or len(parts) != 1

@@ -25,7 +25,7 @@ from .moves import (
     scatter,
 )
 from .options import check_parts, one, options, several
-from .reductions import all_reduce, reduce, reduce_scatter, reduce_scatter_list
+from .reductions import all_reduce, all_reduce_many, reduce, reduce_scatter, reduce_scatter_list
 from .sparse import sum_sparse
 from .work import Work
 
@@ -72,7 +72,7 @@ class Operations(Identity):
         """Combine each of several tensors, in place."""
         opts = options(c10d.AllreduceCoalescedOptions, opts)
         given = list(tensors)
-        parts = [all_reduce(each, opts.reduceOp) for each in given]
+        parts = all_reduce_many(given, opts.reduceOp)
         return self._calls.run("all_reduce", opts, given, parts, given)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Work:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .arrays import BFLOAT16, Finish, assign, dense, flat, joined, target, unequal
+from .arrays import BFLOAT16, Finish, assign, dense, flat, joined, spread, target, unequal
 from .calls import Part
 from .options import check_dtype, check_size
 
@@ -30,6 +30,8 @@ _OF_BOOL = {
     "or": "max",
     "xor": "xor",
 }
+# Copying so many bytes, there and back, takes no longer than starting an operation.
+_COPIED = 64 << 10
 _FLOAT8 = (
     torch.float8_e4m3fn,
     torch.float8_e4m3fnuz,
@@ -66,6 +68,26 @@ def all_reduce(tensor: torch.Tensor, op: Any) -> Part:
     made, finish = _float32(tensor) if _needs_float32(tensor.dtype) else target(tensor)
     array = flat(_as_numbers(made))
     return Part("all_reduce", {"array": array, "out": array, **how}, finish)
+
+
+def all_reduce_many(tensors: Sequence[torch.Tensor], op: Any) -> list[Part]:
+    """Return the operations that combine each of several tensors of all members, in place.
+
+    It is one for all, by way of a copy, if they are short and of one dtype. Members then compare their sizes.
+    """
+    nbytes = sum(each.numel() * each.element_size() for each in tensors)
+    if len({each.dtype for each in tensors}) != 1 or nbytes > _COPIED * len(tensors):
+        return [all_reduce(each, op) for each in tensors]
+    values = joined(tensors)
+    kind, arguments, back = all_reduce(values, op)
+
+    def finish() -> None:
+        if back is not None:
+            back()
+        spread(values, tensors)
+
+    arguments["detail"] = f"elements of each tensor: {[each.numel() for each in tensors]}"
+    return [Part(kind, arguments, finish)]
 
 
 def reduce(tensor: torch.Tensor, op: Any, root: int, rank: int) -> Part:

@@ -248,6 +248,27 @@ def test_coalesced(three: Ranks) -> None:
     )
 
 
+def test_coalesced_tensors_have_one_size_each(three: Ranks) -> None:
+    """Short ones travel together, and no member takes a part for another one."""
+    three.run(
+        """
+        xs = [torch.full((2,), rank + 1.0)[::2], torch.full((2, 3), rank, dtype=torch.float32).t()]
+        dist.all_reduce_coalesced(xs, op=dist.ReduceOp.MAX)
+        assert xs[0].tolist() == [3.0] and xs[1].tolist() == [[2.0] * 2] * 3
+        mixed = [torch.ones(2), torch.ones(2, dtype=torch.bfloat16), torch.ones(40000)]
+        dist.group.WORLD.allreduce_coalesced(mixed, dist.AllreduceCoalescedOptions()).wait()
+        assert all(torch.equal(x, torch.full_like(x, 3.0)) for x in mixed)
+        sizes = (2, 3) if rank else (3, 2)
+        try:
+            dist.all_reduce_coalesced([torch.ones(each) for each in sizes])
+        except dist.DistBackendError as error:
+            assert "elements of each tensor: [" in str(error), error
+        else:
+            raise AssertionError("nobody noticed")
+        """
+    )
+
+
 def test_one_waits_for_what_others_start(three: Ranks) -> None:
     """Operations have one order, whether members wait for them at once or later."""
     three.run(
