@@ -26,7 +26,7 @@ def task(index: int) -> str:
 OWNER = task(1)
 CONSUMER = task(0)
 
-# Of tests/plugin/pluggable_device.c.
+# tests/plugin/pluggable_device.c defines the device.
 DEVICE = "/device:TEST_DEVICE:0"
 
 UNTIMED_STEPS = 1

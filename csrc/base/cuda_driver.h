@@ -91,7 +91,7 @@ __attribute__((format(printf, 2, 3))) rdt_status rdt_cuda_fail(int error, const 
 
 #define RDT_CUDA_CHUNK (1u << 20)
 #define RDT_CUDA_CHUNKS 4u
-/* What a copy needs besides its stream. A lane is one thread's at a time. While it is used, its device is entered. */
+/* A lane holds what a copy needs besides its stream. One thread uses it at a time, and enters its device before. */
 typedef struct rdt_cuda_lane {
   struct rdt_cuda_lane *next;
   int ordinal;
@@ -101,7 +101,7 @@ typedef struct rdt_cuda_lane {
   int other; /* the second device of the copy, or -1 */
   void
       *host; /* the block of rdt_memory_alloc that the device copies straight to or from, or NULL */
-  /* Of an abandoned one. */
+  /* These fields are set when the lane is abandoned. */
   rdt_cuda_stream_handle stream;
   bool by_event, host_due;
 } rdt_cuda_lane;

@@ -14,7 +14,7 @@
 
 namespace rdmatensor {
 
-// As many rows ahead is memory fetched: it takes as long to come as some rows take.
+// Memory is prefetched so many rows ahead, because it takes as long to arrive as some rows take to process.
 inline constexpr int kAhead = 8;
 // Handing work to another thread pays from so many bytes on.
 inline constexpr int64_t kBytesOfThread = 256 * 1024;
