@@ -54,7 +54,7 @@ def compare(bench: Bench, members: dict[str, Members], case: Case) -> None:
 
 
 def measure(bench: Bench, members: int = 2) -> None:
-    if not bench.has("jax", "jax"):
+    if not bench.has("jax", "jax", python=sys.executable):
         return
     with Team() as team:
         made = {

@@ -8,6 +8,7 @@ OpenMPI is left out.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ KINDS = (
     "send and receive",
 )
 WAYS = {OURS: ("rdmatensor", ""), REGISTERED: ("rdmatensor", "registered"), GLOO: ("gloo", "")}
+TRAINING = {
+    "DDP": {**WAYS, "nothing sent": ("gloo", "kept")},
+    "FSDP2": {OURS: WAYS[OURS], GLOO: WAYS[GLOO]},
+}
 SIZES = ((8, 10, 100), (4 * KB, 10, 100), (256 * KB, 10, 10), (4 * MB, 5, 2), (64 * MB, 2, 1))
 # How many times as much communication adds over gloo as it shall add here.
 ADDED = {"DDP": 2.5, "FSDP2": 1.67}
@@ -76,7 +81,6 @@ def compare(
 
 def train(bench: Bench, members: Members, kind: str) -> None:
     """Measure what communication adds to a step of DistributedDataParallel, or of FSDP2."""
-    ways = {name: way for name, way in WAYS.items() if kind == "DDP" or name != REGISTERED}
 
     def turn(backend: str, memory: str) -> list[float]:
         order: Any = {"kind": kind, "nbytes": 0, "calls": 1}
@@ -90,15 +94,15 @@ def train(bench: Bench, members: Members, kind: str) -> None:
     bench.compare(
         f"torch.distributed, {len(members)} processes",
         f"{kind} step, 17 MB of gradients: what communication adds",
-        {name: lambda way=way: turn(*way) for name, way in ways.items()},
+        {name: lambda way=way: turn(*way) for name, way in TRAINING[kind].items()},
         2 if bench.quick else 10,
-        rivals={name: (GLOO, ADDED[kind]) for name in ways if name != GLOO},
+        rivals=dict.fromkeys((OURS, REGISTERED), (GLOO, ADDED[kind])),
     )
 
 
 def measure(bench: Bench, members: int = 2, tcp: bool = False) -> None:
     networks: Any = loopback_and_veth(bench) if tcp else [None]
-    if not bench.has("torch", "torch"):
+    if not bench.has("torch", "torch", python=sys.executable):
         return
     for network in networks:
         with Team() as team, tempfile.TemporaryDirectory() as folder:

@@ -123,9 +123,9 @@ class Bench:
         if lacks not in self.run.missing:
             self.run.missing.append(lacks)
 
-    def has(self, name: str, module: str, remedy: str = "") -> bool:
-        """Whether the Python of the rivals can import the module; if not, `name` is recorded as missing."""
-        code = [self.rival_python, "-c", f"import {module}"]
+    def has(self, name: str, module: str, remedy: str = "", python: str = "") -> bool:
+        """Whether `python`, or that of the rivals, can import the module; else record `name` as missing."""
+        code = [python or self.rival_python, "-c", f"import {module}"]
         there = subprocess.run(code, capture_output=True).returncode == 0
         if not there:
             remedy = remedy or f"pip install {module}, here or in the Python of --rival-python"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One end of a connection of bench_rivals.py: `rival_member.py LIBRARY HOST BYTES`, the passive or the active
-end of rdmatensor, NIXL or Mooncake."""
+end of rdmatensor, NIXL, Mooncake or Ray."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from member import serve_steps, timed
 
 WARM_S = 0.3
+PATIENCE_S = 3600.0
 Write = Callable[[], object]
 
 
@@ -39,6 +42,58 @@ class Ours:
         """What writes `nbytes` bytes and waits until they are complete."""
         data = self._memory[:nbytes]
         return lambda: self._region.write(data).wait()
+
+
+class Answered(Ours):
+    """rdmatensor, whose passive end answers each write."""
+
+    def about(self) -> Any:
+        threading.Thread(target=self._answer, daemon=True).start()
+        return super().about()
+
+    def _answer(self) -> None:
+        import rdmatensor
+
+        for note in self._device.notifications(PATIENCE_S):
+            with contextlib.suppress(rdmatensor.RdmaError):  # it may have disconnected
+                note.source.notify(immediate=note.immediate)
+
+    def write(self, nbytes: int) -> Write:
+        data = self._memory[:nbytes]
+
+        def write() -> None:
+            self._region.write(data, notify=1)
+            self._device.next_notification(PATIENCE_S)
+
+        return write
+
+
+class Ray:
+    """An actor of Ray, which takes arrays out of the object store. It is the passive end."""
+
+    def __init__(self, host: str, memory: Any) -> None:
+        self._memory = memory
+
+    def about(self) -> None:
+        return None
+
+    def connect(self, about: None) -> None:
+        import ray
+
+        ray.init(
+            num_cpus=1, object_store_memory=1 << 30, include_dashboard=False, log_to_driver=False
+        )
+
+        @ray.remote(num_cpus=1)
+        class Taker:
+            def take(self, array: Any) -> int:
+                return int(array[-1])
+
+        self._ray, self._taker = ray, Taker.remote()
+
+    def write(self, nbytes: int) -> Write:
+        data = self._memory[:nbytes]
+        return lambda: self._ray.get(self._taker.take.remote(data))
 
 
 class Nixl:
@@ -104,7 +159,13 @@ class Mooncake:
         return write
 
 
-LIBRARIES: dict[str, Any] = {"rdmatensor": Ours, "NIXL": Nixl, "Mooncake": Mooncake}
+LIBRARIES: dict[str, Any] = {
+    "rdmatensor": Ours,
+    "rdmatensor, answered": Answered,
+    "NIXL": Nixl,
+    "Mooncake": Mooncake,
+    "Ray": Ray,
+}
 
 
 def main(library: str, host: str, nbytes: int) -> None:
