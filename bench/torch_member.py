@@ -57,11 +57,14 @@ def operation(
     return there_and_back
 
 
-def keep(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def keep(_state: None, bucket: Any) -> Any:
     """Leave gradients as they are: what DDP costs by itself."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+keep.__annotations__.clear()  # DDP would read them
 
 
 def training(group: Any, memory: str, sharded: bool) -> Callable[[], object]:

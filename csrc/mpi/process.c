@@ -7,6 +7,7 @@
 
 #include "mpi/communicators.h"
 #include "mpi/errors.h"
+#include "mpi/memory.h"
 #include "mpi/messages.h"
 #include "mpi/mpi.h"
 
@@ -21,6 +22,7 @@ RDT_API int MPIABI_Init_thread(int *count, char ***arguments, int required, int 
 int MPIABI_Init_thread(int *count, char ***arguments, int required, int *provided) {
   (void)count, (void)arguments, (void)required;
   *provided = RDT_MPI_THREAD_MULTIPLE;
+  rdt_mpi_keep_freed();
   return RDT_MPI_SUCCESS;
 }
 

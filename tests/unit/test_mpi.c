@@ -3,11 +3,14 @@
  * The MPI of one process, as XLA uses it: several threads, each with a communicator, which are freed late. The other
  * members are groups of this process, which call what the MPI calls at the same time.
  */
+#include <sys/resource.h>
+
 #include "group_trials.h"
 #include "mpi/abi.h"
 #include "mpi/errors.h"
 #include "mpi/mpi.h"
 
+int MPIABI_Init_thread(int *, char ***, int, int *);
 int MPIABI_Allreduce(const void *, void *, int, rdt_mpi_handle, rdt_mpi_handle, rdt_mpi_handle);
 int MPIABI_Allgather(const void *, int, rdt_mpi_handle, void *, int, rdt_mpi_handle,
                      rdt_mpi_handle);
@@ -162,7 +165,40 @@ static void free_in_use(seat *s) {
   EXPECT(MPIABI_Comm_free(&s->comm) != OK && mentions(rdt_mpi_error(), "does not exist"));
 }
 
+/* Sanitizers have another malloc. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define HAS_MALLOC_OF_LIBC false
+#elif defined(__has_feature)
+#define HAS_MALLOC_OF_LIBC (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
+#else
+#define HAS_MALLOC_OF_LIBC true
+#endif
+
+static long pages_provided(void) {
+  struct rusage usage;
+  EXPECT(getrusage(RUSAGE_SELF, &usage) == 0);
+  return usage.ru_minflt;
+}
+
+/* The second result of a size has the pages of the first. */
+static void use_freed_memory(void) {
+  enum { BYTES = 24 << 20 };
+  int provided;
+  long provided_pages = 0;
+  EXPECT(MPIABI_Init_thread(NULL, NULL, 0, &provided) == OK);
+  for (int i = 0; i < 2; i++) {
+    char *volatile result = malloc(BYTES);
+    EXPECT(result != NULL);
+    const long before = pages_provided();
+    memset(result, i, BYTES);
+    provided_pages = pages_provided() - before;
+    free(result);
+  }
+  EXPECT(!HAS_MALLOC_OF_LIBC || provided_pages < 100);
+}
+
 int main(void) {
+  use_freed_memory();
   member members[MEMBERS];
   pthread_t threads[SIZE][CLIQUES];
   int32_t numbers[CLIQUES * (2 + SIZE)], used = 0;
