@@ -26,7 +26,7 @@ def operation(kind: str) -> Callable[[Any], Any]:
 
 
 def main(implementation: str, coordinator: str) -> None:
-    if implementation == "rdmatensor":
+    if implementation.startswith("rdmatensor"):
         rdmatensor.jax.use(timeout=100)
     import jax
     import numpy as np
@@ -41,10 +41,11 @@ def main(implementation: str, coordinator: str) -> None:
     rank, size = (int(os.environ[name]) for name in names)
     if under_mpirun:
         jax.config.update("jax_cpu_collectives_implementation", "mpi")
-        # XLA lets only the thread that began it use OpenMPI.
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-    elif implementation != "rdmatensor":
+    elif not implementation.startswith("rdmatensor"):
         jax.config.update("jax_cpu_collectives_implementation", implementation)
+    # XLA lets only the thread that began it use OpenMPI.
+    if under_mpirun or implementation == "rdmatensor, at once":
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.distributed.initialize(coordinator, size, rank)
     mesh = Mesh(np.array(jax.devices()), ("x",))
 
