@@ -18,6 +18,8 @@ from team import HERE, Case, Members, Team, free_port
 
 OURS, AT_ONCE, GLOO = "rdmatensor", "rdmatensor, at once", "gloo"
 PATIENCE_S = 300.0
+# As `rdmatensor launch --jax` sets it, for all ways: fresh memory would take longer than communication.
+MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 SIZES = ((8, 10, 20), (4 * KB, 10, 20), (4 * MB, 5, 2), (64 * MB, 2, 1))
 CASES = [Case("psum", *size) for size in SIZES] + [
     Case(kind, 4 * MB, 5, 2) for kind in ("all_gather", "psum_scatter", "all_to_all", "ppermute")
@@ -37,7 +39,7 @@ def open_mpi(bench: Bench, team: Team, size: int) -> Members | None:
     if not has_mpirun(bench):
         return None
     words = [sys.executable, HERE / "jax_member.py", OPENMPI, f"127.0.0.1:{free_port()}"]
-    variables = {"MPITRAMPOLINE_LIB": wrapper, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    variables = {**MEMORY, "MPITRAMPOLINE_LIB": wrapper, "TF_CPP_MIN_LOG_LEVEL": "2"}
     return Members(team.start(OPENMPI, [*mpirun(size), *words], variables, size))
 
 
@@ -59,7 +61,9 @@ def measure(bench: Bench, members: int = 2) -> None:
         return
     with Team() as team:
         made = {
-            name: team.members("jax_member", members, words=[name, f"127.0.0.1:{free_port()}"])
+            name: team.members(
+                "jax_member", members, MEMORY, words=[name, f"127.0.0.1:{free_port()}"]
+            )
             for name in (OURS, AT_ONCE, GLOO)
         }
         if (mpi := open_mpi(bench, team, members)) is not None:

@@ -19,24 +19,24 @@
 #define RDT_MPI_KEPT_EACH (32 << 20)
 #define RDT_MPI_KEPT_FREE (256 << 20)
 
-/* Lets malloc keep the memory of results that XLA has freed, unless the user has configured malloc. The kernel would take it
- * back, and clear each page of the next result. */
+/* Lets malloc keep the memory of results that XLA has freed, unless the user has configured that. The kernel would take it back,
+ * and clear each page of the next result. */
 static inline void rdt_mpi_keep_freed(void) {
-#ifdef M_TRIM_THRESHOLD
   const char *tunables = getenv("GLIBC_TUNABLES");
   if (getenv("MALLOC_TRIM_THRESHOLD_") || getenv("MALLOC_MMAP_THRESHOLD_") ||
-      (tunables && strstr(tunables, "glibc.malloc")))
+      (tunables && (strstr(tunables, "trim_threshold") || strstr(tunables, "mmap_threshold"))))
     return;
   (void)mallopt(M_MMAP_THRESHOLD, RDT_MPI_KEPT_EACH);
   (void)mallopt(M_TRIM_THRESHOLD, RDT_MPI_KEPT_FREE);
-#endif
 }
 
-/* Lets the kernel provide the pages that lie within a result at once, if it can. */
+/* Lets the kernel provide the pages that lie within a result at once, and large ones, if it can. */
 static inline void rdt_mpi_populate(void *result, uint64_t bytes) {
   const uintptr_t page = 4096, begin = ((uintptr_t)result + page - 1) & ~(page - 1);
   const uintptr_t end = ((uintptr_t)result + bytes) & ~(page - 1);
-  if (bytes >= RDT_MPI_POPULATED) (void)madvise((void *)begin, end - begin, MADV_POPULATE_WRITE);
+  if (bytes < RDT_MPI_POPULATED) return;
+  (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+  (void)madvise((void *)begin, end - begin, MADV_POPULATE_WRITE);
 }
 
 #endif

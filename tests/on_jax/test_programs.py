@@ -46,6 +46,18 @@ def test_values(size: int) -> None:
         assert f"process {rank} of {size} has compared everything" in said
 
 
+@pytest.mark.parametrize("own", [None, "glibc.malloc.arena_max=4"], ids=["unset", "set"])
+def test_pages_are_large_unless_the_user_says(
+    own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import os\nprint(os.environ['GLIBC_TUNABLES'])\n")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    assert (own or "glibc.malloc.hugetlb=1") in launch(str(program), 1)
+
+
 @pytest.mark.long
 def test_keras() -> None:
     said = launch(str(HERE / "keras_fit.py"), 2)
