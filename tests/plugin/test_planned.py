@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plugin.planned import PLANNED, UNPLANNED, events, place_bytes, sent, some_number, warm_up
+from plugin.planned import (
+    PLANNED,
+    UNPLANNED,
+    events,
+    place_bytes,
+    sent,
+    some_number,
+    warm_up,
+    without_busy_places,
+)
 from plugin.transports import TRANSPORT
 from support.clusters import STEP_S, Cluster
 from support.graphs import TASK0, TASK1, Session, cross, session, v1
@@ -74,12 +83,9 @@ def test_200_steps(configured: Cluster) -> None:
             step()
         regions = [configured.stats(index)["arena"]["regions"] for index in (0, 1)]
         places = place_bytes(configured)
-        configured.reset_stats()
-        for _ in range(steps):
-            step()
+        without_busy_places(configured, step, steps)
         assert sent(configured, *UNPLANNED) == 0
         assert sent(configured, "static") == steps * len(SIZES)
-        assert events(configured, "busy") == 0
         fused = steps * SIZES.count(GROUPED)
         settings = configured.environment(0)
         assert events(configured, "fused") == (
@@ -148,7 +154,7 @@ def test_two_sessions_and_concurrent_steps(cluster: Cluster) -> None:
         # Every credit came home: nothing is busy for steps that run alone.
         for opened in (one, two):
             warm_up(cluster, lambda o=opened: _steps(o, 1))
-            _steps(opened, 20)
+            without_busy_places(cluster, partial(_steps, opened, 20))
             assert sent(cluster, *UNPLANNED) == 0
 
 
