@@ -89,7 +89,8 @@ class Ray:
             def take(self, array: Any) -> int:
                 return int(array[-1])
 
-        self._ray, self._taker = ray, Taker.remote()
+        taker: Any = Taker
+        self._ray, self._taker = ray, taker.remote()
 
     def write(self, nbytes: int) -> Write:
         data = self._memory[:nbytes]

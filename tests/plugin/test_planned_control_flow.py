@@ -243,10 +243,10 @@ def test_failing_sender(cluster: Cluster) -> None:
             x = variable.read_value()
             several = [tf.fill([10], x + i) for i in range(count)]
             several[::2] = [tf.raw_ops.CheckNumerics(tensor=t, message="") for t in several[::2]]
-        return value, set_it, [cross(each) for each in several]
+        return value, set_it, variable.initializer, [cross(each) for each in several]
 
     with session(cluster, build) as opened:
-        value, set_it, results = opened.built
+        value, set_it, _, results = opened.built
 
         def step() -> list[float]:
             return [float(each[0]) for each in opened.run(results)]
@@ -264,3 +264,7 @@ def test_failing_sender(cluster: Cluster) -> None:
         without_busy_places(cluster, step, 20)
         assert sent(cluster, *UNPLANNED) == 0
         assert events(cluster, "fused") > 0
+    # The variable took the last value where it lay, and variables outlive sessions.
+    with session(cluster, build) as opened:
+        opened.run(opened.built[2])
+    until("the place of an old value stays", lambda: not any(place_bytes(cluster)))
