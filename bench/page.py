@@ -43,6 +43,7 @@ TABLES: dict[str, dict[str, Sequence[str]]] = {
         "rivals, Python, tcp over loopback": [],
         "rivals, Python, tcp over veth": ["write latency 64"],
         "tcp, veth": ["write of", "write bandwidth 1 M", "write bandwidth 64 M"],
+        "tcp, veth with cubic": ["write bandwidth 64 M"],
         "stores": [""],
         "all-reduce of float32, 2": ["in place 4 K", "in place 64"],
         "torch.distributed, 2": [

@@ -246,7 +246,7 @@ def test_failing_sender(cluster: Cluster) -> None:
         return value, set_it, variable.initializer, [cross(each) for each in several]
 
     with session(cluster, build) as opened:
-        value, set_it, _, results = opened.built
+        value, set_it, initialize, results = opened.built
 
         def step() -> list[float]:
             return [float(each[0]) for each in opened.run(results)]
@@ -264,7 +264,6 @@ def test_failing_sender(cluster: Cluster) -> None:
         without_busy_places(cluster, step, 20)
         assert sent(cluster, *UNPLANNED) == 0
         assert events(cluster, "fused") > 0
-    # The variable took the last value where it lay, and variables outlive sessions.
-    with session(cluster, build) as opened:
-        opened.run(opened.built[2])
+        # The variable took the last value where it lay, and variables outlive sessions.
+        opened.run(initialize)
     until("the place of an old value stays", lambda: not any(place_bytes(cluster)))
