@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collective operations of JAX among processes of this machine, over rdmatensor and over gloo, in turns.
 
+All ways have the large pages of `rdmatensor launch --jax`: fresh memory would take longer than communication.
+
 Each way has processes of its own, because a process has one implementation; the others sleep meanwhile.
 OpenMPI takes part if MPITRAMPOLINE_OPENMPI is the path of MPIwrapper, built for it. With it, the caller's
 thread runs programs, as with "rdmatensor, at once"; otherwise JAX gives all but the smallest to another.
@@ -14,12 +16,11 @@ from pathlib import Path
 
 from bench_group import OPENMPI, has_mpirun, mpirun
 from harness import KB, MB, Bench, main
+from rdmatensor._tools.launch import LARGE_PAGES
 from team import HERE, Case, Members, Team, free_port
 
 OURS, AT_ONCE, GLOO = "rdmatensor", "rdmatensor, at once", "gloo"
 PATIENCE_S = 300.0
-# As `rdmatensor launch --jax` sets it, for all ways: fresh memory would take longer than communication.
-MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 SIZES = ((8, 10, 20), (4 * KB, 10, 20), (4 * MB, 5, 2), (64 * MB, 2, 1))
 CASES = [Case("psum", *size) for size in SIZES] + [
     Case(kind, 4 * MB, 5, 2) for kind in ("all_gather", "psum_scatter", "all_to_all", "ppermute")
@@ -39,7 +40,7 @@ def open_mpi(bench: Bench, team: Team, size: int) -> Members | None:
     if not has_mpirun(bench):
         return None
     words = [sys.executable, HERE / "jax_member.py", OPENMPI, f"127.0.0.1:{free_port()}"]
-    variables = {**MEMORY, "MPITRAMPOLINE_LIB": wrapper, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    variables = {**LARGE_PAGES, "MPITRAMPOLINE_LIB": wrapper, "TF_CPP_MIN_LOG_LEVEL": "2"}
     return Members(team.start(OPENMPI, [*mpirun(size), *words], variables, size))
 
 
@@ -62,7 +63,7 @@ def measure(bench: Bench, members: int = 2) -> None:
     with Team() as team:
         made = {
             name: team.members(
-                "jax_member", members, MEMORY, words=[name, f"127.0.0.1:{free_port()}"]
+                "jax_member", members, LARGE_PAGES, words=[name, f"127.0.0.1:{free_port()}"]
             )
             for name in (OURS, AT_ONCE, GLOO)
         }

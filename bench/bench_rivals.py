@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes from Python: rdmatensor, NIXL (over UCX) and the Mooncake Transfer Engine (over TCP), in turns.
-And writes that are answered: rdmatensor, and Ray's object store.
+
+Writes that the other process answers compare rdmatensor with the object store of Ray.
 
 With --verbs, both ends use that RDMA device of this machine, and Mooncake is left out. With --tcp, all use
 TCP, over loopback, and as root between two network namespaces.

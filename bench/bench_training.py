@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from bench_jax import MEMORY
 from harness import Bench, Way, in_turns, main
+from rdmatensor._tools.launch import LARGE_PAGES
 from team import Team, free_port
 from training_member import LAYERS, OPERATIONS, WIDTH
 
@@ -38,7 +38,7 @@ def start(
     """One program in `size` processes; a call gives the times of some steps, of the slowest process."""
     python = bench.rival_python if program in RIVALS.values() else sys.executable
     if program in (RIVALS[JAX], BESIDE[ON_JAX][0]):
-        settings = {**MEMORY, **settings}
+        settings = {**LARGE_PAGES, **settings}
     members = team.members("training_member", size, settings, python, words=[program, free_port()])
     members.slowest("steps", count=1)  # builds it
     share = OPERATIONS if program in ("small", "unshared") else 1

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of bench_torch.py, which runs operations of torch.distributed on either backend on request."""
 
-from __future__ import annotations
-
+# Annotations stay objects here: DistributedDataParallel compares those of its hooks.
 import os
 import sys
 from collections.abc import Callable
@@ -57,14 +56,11 @@ def operation(
     return there_and_back
 
 
-def keep(_state: None, bucket: Any) -> Any:
+def keep(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Leave gradients as they are: what DDP costs by itself."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
-
-
-keep.__annotations__.clear()  # DDP would read them
 
 
 def training(group: Any, memory: str, sharded: bool) -> Callable[[], object]:

@@ -42,7 +42,7 @@ _OUTPUT_S = 5.0
 _SERVED = "import sys; sys.path[:] = filter(None, sys.path); from rdmatensor import {0}; "
 _SERVED += "{0}.run(sys.argv[1:])"
 # JAX allocates each result anew, and the kernel provides large pages much faster than as many small ones.
-_TUNABLES, _HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?t?)?")
 # Options of Python that name what to run.
 _RUN = ("-m", "-c")
@@ -194,8 +194,8 @@ def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task,
         config = tf_config.text_for(cluster, task, request.protocol)
         variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
         variables |= tf_config.rank_variables(cluster, task)
-        if request.jax and _TUNABLES not in os.environ:
-            variables[_TUNABLES] = _HUGE_PAGES
+        if request.jax and not os.environ.keys() & LARGE_PAGES:
+            variables |= LARGE_PAGES
         if request.metrics_port:
             variables["RDMATENSOR_METRICS"] = str(request.metrics_port + number)
         arguments = served if request.metrics_port or request.jax else program

@@ -81,19 +81,6 @@ def warm_up(cluster: Cluster, step: Callable[..., Any], branches: bool = False) 
     cluster.reset_stats()
 
 
-def without_busy_places(cluster: Cluster, step: Callable[[], Any], times: int = 1) -> None:
-    """Runs `step` so many times, again until no place was busy meanwhile, and leaves the counters of that.
-    Places come back when the receiver drops their tensors, which may be after the next step began. One that
-    never came back would be busy each time."""
-    for _ in range(5):
-        cluster.reset_stats()
-        for _ in range(times):
-            step()
-        if not events(cluster, "busy"):
-            return
-    raise AssertionError([cluster.stats(index)["plan"] for index in (0, 1)])
-
-
 def use_places(cluster: Cluster, step: Callable[..., Any]) -> None:
     """Runs steps until one's tensors went to their places, but for strings and TensorFlow's own.
     The counters are that step's."""

@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from plugin.planned import (
-    PLANNED,
-    UNPLANNED,
-    events,
-    place_bytes,
-    sent,
-    some_number,
-    warm_up,
-    without_busy_places,
-)
+from plugin.planned import PLANNED, UNPLANNED, events, place_bytes, sent, some_number, warm_up
 from plugin.transports import TRANSPORT
 from support.clusters import STEP_S, Cluster
 from support.graphs import TASK0, TASK1, Session, cross, session, v1
@@ -83,9 +74,12 @@ def test_200_steps(configured: Cluster) -> None:
             step()
         regions = [configured.stats(index)["arena"]["regions"] for index in (0, 1)]
         places = place_bytes(configured)
-        without_busy_places(configured, step, steps)
+        configured.reset_stats()
+        for _ in range(steps):
+            step()
         assert sent(configured, *UNPLANNED) == 0
         assert sent(configured, "static") == steps * len(SIZES)
+        assert events(configured, "busy") == 0
         fused = steps * SIZES.count(GROUPED)
         settings = configured.environment(0)
         assert events(configured, "fused") == (
@@ -154,7 +148,7 @@ def test_two_sessions_and_concurrent_steps(cluster: Cluster) -> None:
         # Every credit came home: nothing is busy for steps that run alone.
         for opened in (one, two):
             warm_up(cluster, lambda o=opened: _steps(o, 1))
-            without_busy_places(cluster, partial(_steps, opened, 20))
+            _steps(opened, 20)
             assert sent(cluster, *UNPLANNED) == 0
 
 

@@ -18,7 +18,7 @@ from support import WHOLE, failure_table
 
 TESTS = Path(__file__).resolve().parents[1]
 SECONDS = 4000.0 if WHOLE else 1500.0
-# What verbs, and a guest, cannot do, and in how many tests that shows: here, and in the whole suite.
+# Why tests are skipped over verbs in a guest, and how many are: here, and in the whole suite.
 SKIPS = {
     "transport verbs cannot map remote memory": (1, 4),
     "only shm reads the memory of other processes": (1, 1),
