@@ -70,6 +70,8 @@ class Request:
     python: str = sys.executable
     jax: bool = False
     """Whether the tasks run JAX over rdmatensor."""
+    restarts: int = 0
+    """How many times in all a task that has failed is started anew."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -84,6 +86,20 @@ class Request:
         ParameterServerStrategy.
         """
         return task.job == "ps" or (task.job == "worker" and self.chief and self.ps > 0)
+
+    def command(self, number: int) -> tuple[list[str], dict[str, str]]:
+        """Return what follows `python` for a task, by its number, and variables of its environment."""
+        words = list(self.program)
+        variables: dict[str, str] = {}
+        if self.metrics_port or self.jax:
+            before = _options(words)
+            code = _SERVED.format("jax" if self.jax else "metrics")
+            words[before:before] = ["-c", code]
+        if self.jax and not os.environ.keys() & LARGE_PAGES:
+            variables |= LARGE_PAGES
+        if self.metrics_port:
+            variables["RDMATENSOR_METRICS"] = str(self.metrics_port + number)
+        return words, variables
 
 
 # A task, its exit status and what is wrong with its host; or no task, and a signal to this program.
@@ -181,36 +197,38 @@ class _Started:
         return self.connection.outcome(status)
 
 
-def _start(crew: Crew, request: Request, addresses: Sequence[str]) -> dict[Task, _Started]:
-    cluster = tf_config.cluster_of(request.tasks, addresses)
-    secret = "" if os.environ.keys() & _SECRETS else secrets.token_hex(32)
-    outputs = [_Output(1), _Output(2)]
-    started = {}
-    program = list(request.program)
-    before = _options(program)
-    code = _SERVED.format("jax" if request.jax else "metrics")
-    served = [*program[:before], "-c", code, *program[before:]]
-    for number, task in enumerate(request.tasks):
-        config = tf_config.text_for(cluster, task, request.protocol)
-        variables = {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
-        variables |= tf_config.rank_variables(cluster, task)
-        if request.jax and not os.environ.keys() & LARGE_PAGES:
-            variables |= LARGE_PAGES
-        if request.metrics_port:
-            variables["RDMATENSOR_METRICS"] = str(request.metrics_port + number)
-        arguments = served if request.metrics_port or request.jax else program
+class _Tasks:
+    """The running tasks of a request, each of which can be started anew. Not thread-safe."""
+
+    def __init__(self, crew: Crew, request: Request, addresses: Sequence[str]) -> None:
+        self._crew = crew
+        self._request = request
+        self._cluster = tf_config.cluster_of(request.tasks, addresses)
+        self._secret = "" if os.environ.keys() & _SECRETS else secrets.token_hex(32)
+        self._outputs = [_Output(1), _Output(2)]
+        self.started: dict[Task, _Started] = {}
+
+    def start(self, task: Task) -> _Started:
+        """Start a task. Raises OSError if there is no process for it."""
+        request, crew = self._request, self._crew
+        number = request.tasks.index(task)
+        arguments, variables = request.command(number)
+        config = tf_config.text_for(self._cluster, task, request.protocol)
+        variables |= {tf_config.NAME: config, "PYTHONUNBUFFERED": "1"}
+        variables |= tf_config.rank_variables(self._cluster, task)
         if request.hosts:
             host = request.hosts[number]
             # In the source folder, Python would import the sources, which are not built.
             agent = remote.command(request.ssh, host, request.python)
             each = _Started(crew.run(agent, {}, folder="/"), Connection(host))
-            _send(each.process, remote.order(arguments, variables, secret, request.grace))
+            order = remote.order(arguments, variables, self._secret, request.grace)
+            _send(each.process, order)
         else:
             each = _Started(crew.run([request.python, *arguments], variables), None)
             _hang_up(each.process)
-        each.follow(outputs, task, _COLOURS[number % len(_COLOURS)])
-        started[task] = each
-    return started
+        each.follow(self._outputs, task, _COLOURS[number % len(_COLOURS)])
+        self.started[task] = each
+        return each
 
 
 def _send(process: Process, data: bytes) -> None:
@@ -245,28 +263,37 @@ def _signals_as_ends(ends: _Ends) -> Iterator[None]:
 
 
 def _wait_for(
-    crew: Crew, request: Request, started: Mapping[Task, _Started], ends: _Ends
+    crew: Crew, request: Request, tasks: _Tasks, ends: _Ends, say: Callable[[str], None]
 ) -> tuple[int, str]:
-    """Wait until all tasks that end by themselves have ended, or one has failed.
+    """Wait until all tasks that end by themselves have ended, or one has failed that is not started anew.
 
     The result is the exit status and its reason.
     """
 
-    def wait(task: Task, each: _Started) -> None:
-        ends.put((task, *each.wait(crew)))
+    def follow(task: Task, each: _Started) -> None:
+        def wait() -> None:
+            ends.put((task, *each.wait(crew)))
 
-    for task, each in started.items():
-        threading.Thread(target=wait, args=(task, each), daemon=True).start()
-    running = {task for task in started if not request.serves(task)}
+        threading.Thread(target=wait, daemon=True).start()
+
+    for task, each in tasks.started.items():
+        follow(task, each)
+    running = {task for task in tasks.started if not request.serves(task)}
+    restarts = request.restarts
     while running:
         ended, status, lost = ends.get()
         if ended is None:
             return EXIT_SIGNAL + status, signal.Signals(status).name
         if lost:
             return status, f"{ended.name}: {lost}"
-        if status:
+        if status and restarts:
+            restarts -= 1
+            say(f"{ended.name} {ending(status)} and is started anew, {restarts} more times at most")
+            follow(ended, tasks.start(ended))
+        elif status:
             return EXIT_SIGNAL - status if status < 0 else status, f"{ended.name} {ending(status)}"
-        running.discard(ended)
+        else:
+            running.discard(ended)
     return 0, ""
 
 
@@ -303,12 +330,14 @@ def run(request: Request, say: Callable[[str], None]) -> int:
     ends: _Ends = queue.SimpleQueue()
     with _signals_as_ends(ends):
         with _addresses(request) as addresses, Crew() as crew:
-            started = _start(crew, request, addresses)
-            status, why = _wait_for(crew, request, started, ends)
+            tasks = _Tasks(crew, request, addresses)
+            for task in request.tasks:
+                tasks.start(task)
+            status, why = _wait_for(crew, request, tasks, ends, say)
             if why:
                 say(f"{why}; all tasks are ended, by SIGKILL after {request.grace:g} s or Ctrl-C")
-            _end(crew, request, started, ends)
-        for each in started.values():
+            _end(crew, request, tasks.started, ends)
+        for each in tasks.started.values():
             each.join()
     return status
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from on_horovod import torch_elastic
 from on_horovod.programs import HERE
 from support import ROOT
 from support.peers import LocalNursery, Peer
@@ -89,6 +92,34 @@ def test_killed_peer_is_an_internal_error(nursery: LocalNursery, tmp_path: Path)
     killed.kill()
     survivor.close()
     assert "lost:" in found and "member 1" in found
+
+
+def test_elastic_training_outlives_processes(tmp_path: Path) -> None:
+    """One process is lost, then rank 0 and another one at the same time: as if nothing had happened."""
+    command = [sys.executable, "-m", "rdmatensor", "launch", "-n", "3", "--restarts", "3"]
+    program = [str(HERE / "torch_elastic.py"), str(tmp_path), "1:3", "0:7", "2:7"]
+    done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is started anew") == 3
+    found = [np.load(tmp_path / f"{rank}.npz") for rank in range(3)]
+    inputs, labels = torch_elastic.rows()
+    model = torch_elastic.model()
+    optimizer = torch_elastic.optimizer_of(model)
+    for step in range(torch_elastic.STEPS):
+        torch_elastic.loss_of(model, inputs, labels, torch_elastic.rows_of(step, 0, 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, alone in model.named_parameters():
+        for each in found:
+            np.testing.assert_array_equal(each[name], found[0][name])
+        np.testing.assert_allclose(found[0][name], alone.detach().numpy(), atol=1e-6)
+
+
+def test_without_restarts_the_lost_process_ends_the_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rdmatensor", "launch", "-n", "2", "--grace", "1"]
+    program = [str(HERE / "torch_elastic.py"), str(tmp_path), "1:3"]
+    done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 128 + 9, done.stderr
 
 
 def test_example(nursery: LocalNursery) -> None:

@@ -33,7 +33,7 @@ SCRIPT = """
 import json, os, signal, subprocess, sys, time
 place = json.loads(os.environ["TF_CONFIG"])["task"]
 deeds = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
-deed = deeds.get(f"{place['type']} {place['index']}")
+deed = deeds.get(f"{place['type']} {place['index']}", "")
 print("begins", flush=True)
 if deed == "config":
     print(os.environ["TF_CONFIG"])
@@ -47,6 +47,11 @@ elif deed == "fail":
     sys.exit(3)
 elif deed == "die":
     os.kill(os.getpid(), signal.SIGKILL)
+elif deed.startswith("once "):
+    with open(deed.removeprefix("once "), "a+") as file:
+        first = file.tell() == 0
+        file.write("x")
+    sys.exit(5 if first else 0)
 elif deed == "parent":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", *sys.argv])
 elif deed == "tell":
@@ -251,6 +256,21 @@ def test_the_first_failure_ends_all(
     )
     assert done.returncode == status, done.stderr
     assert f"rdmatensor launch: worker 1 {words}" in done.stderr
+
+
+def test_failed_tasks_are_started_anew(script: Path, place: Place, tmp_path: Path) -> None:
+    deeds = [f"worker {each}=once {tmp_path / str(each)}" for each in (0, 2)]
+    done = launch(*place, "-n", "3", "--restarts", "2", script, *deeds)
+    assert done.returncode == 0, done.stderr
+    assert Counter(done.stdout.split()) == {"[worker": 5, "0]": 2, "1]": 1, "2]": 2, "begins": 5}
+    assert len(re.findall("worker [02] exited with status 5 and is started anew", done.stderr)) == 2
+
+
+def test_tasks_are_started_anew_so_many_times(script: Path) -> None:
+    done = launch("-n", "2", "--restarts", "2", script, "worker 0=serve", "worker 1=fail")
+    assert done.returncode == 3
+    assert done.stderr.count("is started anew") == 2
+    assert "worker 1 exited with status 3; all tasks are ended" in done.stderr
 
 
 def test_what_a_task_leaves_behind_is_ended(script: Path, place: Place) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 @click.option("--grace", metavar="SECONDS", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Send tasks that have to end SIGTERM, and SIGKILL so much later; at once at a second "
                    "Ctrl-C.")  # fmt: skip
+@click.option("--restarts", metavar="N", type=click.IntRange(0), default=0, show_default=True,
+              help="Start tasks that fail anew, N times in all, while the others go on: for programs that "
+                   "outlive processes, such as those with hvd.elastic.")  # fmt: skip
 @click.option("--hosts", metavar="HOST,...",
               help="Start the tasks on these hosts. HOST is a name for ssh, or NAME=ADDRESS if the others "
                    "know it by another address.")  # fmt: skip
@@ -69,8 +72,8 @@ def launch(
     Instead of SCRIPT, you can write -m MODULE, or a whole command of Python, such as `python -u SCRIPT`.
 
     Each task is a process that reads its role from TF_CONFIG, as on a cluster. Its output lines begin with
-    "[worker 0] " and so on. If a task fails, all tasks are ended. The exit status is 0, or that of the first
-    task that failed; it is 128 plus the signal if a signal ended the task.
+    "[worker 0] " and so on. If a task fails and is not started anew, all tasks are ended. The exit status is
+    0, or that of this task; it is 128 plus the signal if a signal ended the task.
 
     Parameter servers are ended once all other tasks have ended. With a chief, so are workers, because they
     only serve it.

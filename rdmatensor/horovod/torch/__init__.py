@@ -21,6 +21,7 @@ from ..reductions import (
     Product,
     Sum,
 )
+from . import elastic
 from .compression import Compression
 from .functions import (
     allgather_object,
@@ -128,6 +129,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...errors import Unsupported, UsageError
 from ...torch import ProcessGroup
-from ...train.run.roles import Role, role_of
+from ...train.run.roles import role_of
 from .. import process_sets as sets
 from ..builds import (
     ccl_built,
@@ -29,6 +29,7 @@ from ..builds import (
     rocm_built,
 )
 from ..reductions import HorovodInternalError
+from .meeting import Meeting
 
 __all__ = [
     "ccl_built",
@@ -44,9 +45,7 @@ __all__ = [
 ]
 
 _group: ProcessGroup | None = None
-_store: Any = None
-# How often this process has joined the others: each time they meet under other keys of the store.
-_joined = 0
+_meeting: Meeting | None = None
 _created = False
 _profiler: Any = None
 _profile_path = ""
@@ -118,50 +117,66 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     given as a list. Raises Unsupported for a `comm` that is not all processes, UsageError if a launcher's
     variables are incomplete, and HorovodInternalError if a process does not come.
     """
-    global _group, _created
+    global _created
     if is_initialized():
         return
     with internal_errors():
         if not dist.is_initialized():
             _join()
             _created = True
-        world = dist.group.WORLD
-        found = world._get_backend(torch.device("cpu"))
-        if not isinstance(found, ProcessGroup):
-            found = dist.new_group(backend="rdmatensor")
-        _group = found
-        try:
-            _check(comm)
-            hosts: list[Any] = [None] * found.size()
-            dist.all_gather_object(hosts, socket.gethostname(), group=found)
-        except BaseException:
-            shutdown()
-            raise
-        _world.hosts[:] = hosts
+        _enter(comm)
         for each in process_sets or () if not isinstance(process_sets, str) else ():
             add_process_set(each)
 
 
-def _join() -> None:
-    """Make the default process group of torch of the processes that a launcher has started."""
-    global _store, _joined
-    # TF_CONFIG describes a cluster of TensorFlow, and launchers for torch set the other variables.
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    role = role_of(environment, None, None, None)
-    if _store is None:
-        _store = _meeting(role)
-    _joined += 1
-    store = dist.PrefixStore(f"rdmatensor.horovod {_joined}", _store)
-    dist.init_process_group("rdmatensor", store=store, rank=role.rank, world_size=role.size)
+def _enter(comm: Any = None) -> None:
+    """Take torch's default process group for that of all processes."""
+    global _group
+    found = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if not isinstance(found, ProcessGroup):
+        found = dist.new_group(backend="rdmatensor")
+    _group = found
+    try:
+        _check(comm)
+        hosts: list[Any] = [None] * found.size()
+        dist.all_gather_object(hosts, socket.gethostname(), group=found)
+    except BaseException:
+        shutdown()
+        raise
+    _world.hosts[:] = hosts
 
 
-def _meeting(role: Role) -> Any:
-    """Return the store where processes meet. It lasts as long as the process: others may be slow to leave."""
-    if not role.root:
-        return dist.HashStore()
-    # At MASTER_ADDR and MASTER_PORT; torchrun has a store there already.
-    store, _, _ = next(dist.rendezvous("env://", role.rank, role.size))
-    return store
+def _join(before: int | None = None) -> None:
+    """Make the default process group of torch of the processes that a launcher has started.
+
+    `before` is the rank that this process had among them, if it was one of them.
+    """
+    global _meeting
+    if _meeting is None:
+        # TF_CONFIG describes a cluster of TensorFlow, and launchers for torch set the other variables.
+        environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+        _meeting = Meeting(role_of(environment, None, None, None))
+    _meeting.meet(before)
+
+
+def rejoin() -> None:
+    """Leave the others after one was lost, and join those that are left and those that come anew.
+
+    The process sets are forgotten. Raises UsageError if the program has called init_process_group itself, and
+    HorovodInternalError if others do not come.
+    """
+    global _created
+    if not _created:
+        raise UsageError(
+            "the program has called init_process_group, so it has to form the process group anew itself: "
+            "leave it to hvd.init()"
+        )
+    before = rank()
+    shutdown()
+    with internal_errors():
+        _join(before)
+        _created = True
+        _enter()
 
 
 def _check(comm: Any) -> None:
