@@ -52,9 +52,10 @@ def main(folder: Path, deaths: list[str]) -> None:
     hvd.init()
     me = os.environ["RANK"]
     inputs, labels = rows()
-    # Only the first rank 0 has the weights that count.
-    first = me == "0" and not (folder / "begun").exists()
-    (folder / "begun").touch()
+    # Only the first process of rank 0 has the weights that count.
+    begun = folder / f"{me} has begun"
+    first = me == "0" and not begun.exists()
+    begun.touch()
     trained = model(0.5 if first else -3.0)
     optimizer = hvd.DistributedOptimizer(
         optimizer_of(trained), named_parameters=trained.named_parameters()

@@ -64,7 +64,8 @@ class Meeting:
             role, store = self._role, dist.HashStore()
             if role.root:
                 # torchrun has a store there already.
-                store, _, _ = next(dist.rendezvous("env://", role.rank, role.size))
+                limit = timedelta(seconds=_COME_S)
+                store, _, _ = next(dist.rendezvous("env://", role.rank, role.size, timeout=limit))
             self._store = dist.PrefixStore("rdmatensor.horovod", store)
         return self._store
 
