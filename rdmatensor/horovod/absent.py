@@ -10,7 +10,6 @@ from ..errors import Unsupported
 from .reductions import ReduceOp
 
 _ABSENT = {
-    "elastic": "processes cannot join or leave: start all again, and load what rank 0 has saved",
     "run": "start the program with `rdmatensor launch -np N`",
     "BroadcastGlobalVariablesHook": "it is for sessions of TensorFlow 1: call broadcast_variables",
 }

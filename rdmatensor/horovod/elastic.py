@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .reductions import HorovodInternalError, HostsUpdatedInterrupt
@@ -80,6 +80,11 @@ class ObjectState(State):
             self.save()
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a value by the name of its argument."""
 
     def _set_attrs(self) -> None:
         for name, value in self._saved_state.items():

@@ -152,9 +152,7 @@ raises(invalid, lambda: hvd.alltoall(x, splits=[[1, 1], [9, 0]][r]), "splits")
 raises(invalid, lambda: hvd.alltoall(x), "splits")
 raises(Unsupported, lambda: hvd.allreduce(x, op=hvd.Adasum), "op=Average")
 raises(Unsupported, hvd.join, "uneven=True")
-raises(Unsupported, lambda: hvd.elastic, "start all again")
 raises(Unsupported, lambda: rdmatensor.horovod.run, "rdmatensor launch")
-assert not hasattr(hvd, "elastic")
 raises(NotImplementedError, lambda: hvd.allreduce(slices, op=hvd.Max))
 
 

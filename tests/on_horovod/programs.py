@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ HERE = ROOT / "tests" / "on_horovod"
 PATIENCE_S = 200.0
 
 
-def launched(size: int, program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What the processes printed, and how they ended."""
-    start = [] if size == 1 else ["-m", "rdmatensor", "launch", "-np", str(size)]
+def launched(
+    size: int, program: Path, *arguments: str, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """What the processes printed, and how they ended. `options` are those of the launcher."""
+    start = [] if size == 1 else ["-m", "rdmatensor", "launch", "-np", str(size), *options]
     return subprocess.run(
         [warm.python(), *start, str(program), *arguments],
         capture_output=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from on_horovod import keras_elastic
 from on_horovod.programs import HERE, launched, trained
 from support import ROOT
 
@@ -29,6 +30,24 @@ def test_optimizers_callbacks_and_errors(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("OK") == 2
     assert done.stdout.count("finished gradual learning rate warmup") == 1
+
+
+def test_elastic_training_outlives_processes(tmp_path: Path) -> None:
+    """Rank 0 is lost, and then the other one, which has its state by then: as if nothing had happened."""
+    program = HERE / "keras_elastic.py"
+    done = launched(2, program, str(tmp_path), "0:1", "1:2", options=["--restarts", "2"])
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("is started anew") == 2
+    inputs, labels = keras_elastic.rows()
+    alone = keras_elastic.model()
+    alone.compile(keras_elastic.optimizer(), loss="mse")
+    settings = {"batch_size": keras_elastic.ROWS, "epochs": keras_elastic.EPOCHS, "verbose": 0}
+    alone.fit(inputs, labels, shuffle=False, **settings)
+    for rank in range(2):
+        found = np.load(tmp_path / f"{rank}.npz")
+        assert found["epoch"] == keras_elastic.EPOCHS
+        for number, weight in enumerate(alone.get_weights()):
+            np.testing.assert_allclose(found[f"arr_{number}"], weight, atol=1e-5)
 
 
 def test_example() -> None:

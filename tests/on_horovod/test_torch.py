@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from on_horovod import torch_elastic
-from on_horovod.programs import HERE
+from on_horovod.programs import HERE, launched
 from support import ROOT
 from support.peers import LocalNursery, Peer
 from support.ports import free_ports
@@ -96,9 +94,8 @@ def test_killed_peer_is_an_internal_error(nursery: LocalNursery, tmp_path: Path)
 
 def test_elastic_training_outlives_processes(tmp_path: Path) -> None:
     """One process is lost, then rank 0 and another one at the same time: as if nothing had happened."""
-    command = [sys.executable, "-m", "rdmatensor", "launch", "-n", "3", "--restarts", "3"]
-    program = [str(HERE / "torch_elastic.py"), str(tmp_path), "1:3", "0:7", "2:7"]
-    done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=240)
+    program, deaths = HERE / "torch_elastic.py", ["1:3", "0:7", "2:7"]
+    done = launched(3, program, str(tmp_path), *deaths, options=["--restarts", "3"])
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("is started anew") == 3
     found = [np.load(tmp_path / f"{rank}.npz") for rank in range(3)]
@@ -116,9 +113,8 @@ def test_elastic_training_outlives_processes(tmp_path: Path) -> None:
 
 
 def test_without_restarts_the_lost_process_ends_the_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rdmatensor", "launch", "-n", "2", "--grace", "1"]
-    program = [str(HERE / "torch_elastic.py"), str(tmp_path), "1:3"]
-    done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=240)
+    program = HERE / "torch_elastic.py"
+    done = launched(2, program, str(tmp_path), "1:3", options=["--grace", "1"])
     assert done.returncode == 128 + 9, done.stderr
 
 

@@ -15,6 +15,7 @@ import keras as _keras
 
 from ..absent import refuse as _refuse
 from ..reductions import Adasum, Average, HorovodInternalError, Max, Min, Product, Sum
+from . import elastic
 from .compression import Compression
 from .functions import (
     allgather_object,
@@ -107,6 +108,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -52,7 +52,7 @@ from .. import (
 )
 from .. import gradients as _gradients
 from .. import operations as _operations
-from . import callbacks
+from . import callbacks, elastic
 
 __all__ = [
     "Average",
@@ -74,6 +74,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
