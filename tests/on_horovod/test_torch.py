@@ -75,6 +75,11 @@ def test_optimizers(nursery: LocalNursery) -> None:
     assert said(nursery, 2, "torch_optimizers.py") == ["OK\n"] * 2
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_join(nursery: LocalNursery, tmp_path: Path, size: int) -> None:
+    assert said(nursery, size, "torch_join.py", str(tmp_path)) == ["OK\n"] * size
+
+
 def test_loop_equals_one_process(nursery: LocalNursery, tmp_path: Path) -> None:
     (alone,) = trained(nursery, 1, tmp_path)
     first, second = trained(nursery, 2, tmp_path)
@@ -90,6 +95,15 @@ def test_killed_peer_is_an_internal_error(nursery: LocalNursery, tmp_path: Path)
     killed.kill()
     survivor.close()
     assert "lost:" in found and "member 1" in found
+
+
+def test_killed_peer_ends_join(nursery: LocalNursery, tmp_path: Path) -> None:
+    *survivors, killed = started(nursery, 3, "torch_join.py", str(tmp_path), "die")
+    for each in survivors:
+        each.finish()
+        assert "lost:" in (found := each.get("said.getvalue()")) and "member 2" in found
+        each.close()
+    killed.kill()
 
 
 def test_elastic_training_outlives_processes(tmp_path: Path) -> None:

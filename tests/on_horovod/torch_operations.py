@@ -162,6 +162,7 @@ raises(wrong, lambda: hvd.allreduce(torch.ones(2, dtype=[torch.float32, torch.in
 raises(wrong, lambda: hvd.allreduce(x, op=[hvd.Min, hvd.Max][r]), "min", "max")
 op = [hvd.Sum, hvd.Average][r]
 raises(wrong, lambda: hvd.sparse_allreduce_async(rows, "rows", op)(), "sum", "average")
+raises(wrong, lambda: hvd.reducescatter(x[:1], op=op), "sum", "average")
 raises(wrong, lambda: hvd.allgather(torch.ones(2, 2 + r)), "[any, 2]", "[any, 3]")
 raises(wrong, lambda: hvd.broadcast(torch.ones(2 + r), 0), "[2]", "[3]")
 raises(wrong, lambda: hvd.broadcast(x, r), "rank 0", "rank 1")
@@ -178,7 +179,6 @@ raises(ValueError, lambda: hvd.allreduce(x, average=True, op=hvd.Sum), "not both
 raises(ValueError, lambda: hvd.sparse_allreduce_async(rows, "rows", hvd.Max), "to_dense")
 raises(ValueError, lambda: hvd.broadcast_parameters({"a": 1}, 0), "broadcast_object")
 raises(Unsupported, lambda: hvd.allreduce(x, op=hvd.Adasum), "op=Average")
-raises(Unsupported, hvd.join, "DistributedSampler")
 raises(Unsupported, lambda: rdmatensor.horovod.run, "rdmatensor launch")
 same(hvd.allreduce(x), 1.5 * one)
 

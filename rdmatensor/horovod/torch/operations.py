@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from ...errors import UsageError
-from ..absent import AbsentOperation, refuse_adasum
+from ..absent import refuse_adasum
 from ..reductions import Average, ReduceOp, Sum, chosen
-from .process import ProcessSet, global_process_set, internal_errors, members_of
+from .joining import BARRIER, REFUSED, Reduction, Slot
+from .process import ProcessSet, global_process_set, internal_errors, joining, members_of
 
 Tensors = Sequence[torch.Tensor]
 
@@ -32,9 +33,12 @@ _REDUCTIONS = {
 
 
 class Handle:
-    """Operations under way: the works of torch, and what makes their result. Not thread-safe."""
+    """Operations under way: the works of torch, and what makes their result. Not thread-safe.
 
-    def __init__(self, works: Sequence[Any], finish: Callable[[], Any]) -> None:
+    `works` is cleared once all are complete: others may have the list, too.
+    """
+
+    def __init__(self, works: list[Any], finish: Callable[[], Any]) -> None:
         self._works = works
         self._finish: Callable[[], Any] | None = finish
         self._result: Any = None
@@ -53,7 +57,8 @@ class Handle:
                 for each in self._works:
                     each.wait()
             self._result = self._finish()
-            self._finish, self._works = None, ()
+            self._finish = None
+            self._works.clear()
         return self._result
 
     def then(self, function: Callable[[Any], Any]) -> Handle:
@@ -74,11 +79,24 @@ def synchronize(handle: Handle) -> Any:
     return handle.wait()
 
 
-def _started(process_set: ProcessSet, text: str, start: Callable[[Any], Any]) -> Any:
-    """Return what `start` returns for the members, which compare `text` in the operations that it starts."""
+def _started(
+    process_set: ProcessSet,
+    text: str,
+    start: Callable[[Any], list[Any]],
+    finish: Callable[[], Any],
+    slots: Sequence[Slot] = (),
+) -> Handle:
+    """Start operations of the members, which compare `text` in them. `start` returns their works.
+
+    In `slots`, those take part that have joined; without, nobody can have. `finish` makes the result.
+    """
     members = members_of(process_set)
     with internal_errors(), members.comparing(text):
-        return start(members)
+        if process_set is global_process_set and slots:
+            works = joining().run(text, slots, lambda: start(members))
+        else:
+            works = start(members)
+    return Handle(works, finish)
 
 
 def _described(tensor: torch.Tensor, ragged: bool = False) -> str:
@@ -152,9 +170,10 @@ def reduced(
         kinds.setdefault((each.dtype, each.device), []).append(i)
     how = {kind: _reduction(op, given[places[0]], text) for kind, places in kinds.items()}
     size = members_of(process_set).size()
+    buffers: list[torch.Tensor] = []
 
-    def start(members: Any) -> list[tuple[Any, torch.Tensor, list[int]]]:
-        started = []
+    def start(members: Any) -> list[Any]:
+        works = []
         for kind, places in kinds.items():
             if len(places) == 1:
                 buffer = to[places[0]]
@@ -163,14 +182,12 @@ def reduced(
             else:
                 buffer = torch.cat([given[i].reshape(-1) for i in places])
             scale(buffer, prescale)
-            work = dist.all_reduce(buffer, how[kind], members, async_op=True)
-            started.append((work, buffer, places))
-        return started
-
-    parts = _started(process_set, text, start)
+            works.append(dist.all_reduce(buffer, how[kind], members, async_op=True))
+            buffers.append(buffer)
+        return works
 
     def finish() -> list[torch.Tensor]:
-        for _, buffer, places in parts:
+        for buffer, places in zip(buffers, kinds.values(), strict=True):
             _averaged(buffer, op, size, postscale)
             if len(places) > 1:
                 pieces = buffer.split([given[i].numel() for i in places])
@@ -178,7 +195,11 @@ def reduced(
                     to[i].copy_(piece.view(to[i].shape))
         return results
 
-    return Handle([work for work, _, _ in parts], finish)
+    slots = [
+        Reduction(dtype, device.type, sum(given[i].numel() for i in places), how[dtype, device])
+        for (dtype, device), places in kinds.items()
+    ]
+    return _started(process_set, text, start, finish, slots)
 
 
 def first(results: Sequence[Any]) -> Any:
@@ -314,14 +335,13 @@ def sparse_allreduce_async(
 
 def _exchanged(numbers: Sequence[int], text: str, process_set: ProcessSet) -> list[list[int]]:
     """Return the numbers of all processes, by rank. It waits for them."""
+    every = torch.empty(members_of(process_set).size(), len(numbers), dtype=torch.int64)
+    mine = torch.tensor(list(numbers), dtype=torch.int64)
 
-    def start(members: Any) -> torch.Tensor:
-        every = torch.empty(members.size(), len(numbers), dtype=torch.int64)
-        mine = torch.tensor(list(numbers), dtype=torch.int64)
-        dist.all_gather(list(every), mine, members, async_op=True).wait()
-        return every
+    def start(members: Any) -> list[Any]:
+        return [dist.all_gather(list(every), mine, members, async_op=True)]
 
-    found: list[list[int]] = _started(process_set, text, start).tolist()
+    found: list[list[int]] = _started(process_set, text, start, every.tolist, [REFUSED]).wait()
     return found
 
 
@@ -348,8 +368,7 @@ def gathered(tensors: Tensors, text: str, process_set: ProcessSet) -> Handle:
             for each, out, rows in zip(given, outs, counts, strict=True)
         ]
 
-    works = _started(process_set, text, start)
-    return Handle(works, lambda: list(zip(outs, counts, strict=True)))
+    return _started(process_set, text, start, lambda: list(zip(outs, counts, strict=True)))
 
 
 def _joined(results: Sequence[tuple[torch.Tensor, list[int]]]) -> list[torch.Tensor]:
@@ -390,12 +409,12 @@ def _copied(
     if output is not tensor and members_of(process_set).rank() == root:
         to.copy_(tensor.detach())
 
-    def start(members: Any) -> Any:
+    def start(members: Any) -> list[Any]:
         # Without it, the root would be done, and know nothing, where others have given something else.
         dist.barrier(members, async_op=True).wait()
-        return dist.broadcast(to, group=members, group_src=root, async_op=True)
+        return [dist.broadcast(to, group=members, group_src=root, async_op=True)]
 
-    return Handle([_started(process_set, text, start)], lambda: output)
+    return _started(process_set, text, start, lambda: output, [REFUSED])
 
 
 def broadcast_async(
@@ -474,12 +493,14 @@ def alltoall_async(
     received = [theirs[1 + members_of(process_set).rank()] for theirs in every]
     out = given.new_empty(sum(received), *given.shape[1:])
 
-    def start(members: Any) -> Any:
+    def start(members: Any) -> list[Any]:
         sent = given[: sum(wanted)].contiguous()
-        return dist.all_to_all_single(out, sent, received, wanted, members, async_op=True)
+        return [dist.all_to_all_single(out, sent, received, wanted, members, async_op=True)]
 
-    work = _started(process_set, text, start)
-    return Handle([work], lambda: (out, torch.tensor(received, dtype=kind, device=place)))
+    def finish() -> tuple[torch.Tensor, torch.Tensor]:
+        return out, torch.tensor(received, dtype=kind, device=place)
+
+    return _started(process_set, text, start, finish)
 
 
 def reducescatter_async(
@@ -515,37 +536,48 @@ def grouped_reducescatter_async(
     if not all(each.dim() for each in tensors):
         raise UsageError(f"{text}: a scalar has no rows: give it a dimension")
 
-    def start(members: Any) -> list[tuple[Any, torch.Tensor]]:
-        started = []
+    outs: list[torch.Tensor] = []
+    alone = any(len(each) < size for each in tensors)
+
+    def start(members: Any) -> list[Any]:
+        if alone:
+            # Without it, who gets no rows would be done, and know nothing, as in a broadcast.
+            dist.barrier(members, async_op=True).wait()
+        works = []
         for each, reduction in zip(tensors, reductions, strict=True):
             source = each.detach()
             if prescale_factor != 1.0:
                 scale(source := source.clone(), prescale_factor)
             parts = list(source.tensor_split(size))
             out = torch.empty_like(parts[number], memory_format=torch.contiguous_format)
-            work = dist.reduce_scatter(out, parts, reduction, members, async_op=True)
-            started.append((work, out))
-        return started
-
-    parts = _started(process_set, text, start)
+            works.append(dist.reduce_scatter(out, parts, reduction, members, async_op=True))
+            outs.append(out)
+        return works
 
     def finish() -> list[torch.Tensor]:
-        for _, out in parts:
+        for out in outs:
             _averaged(out, how, size, postscale_factor)
-        return [out for _, out in parts]
+        return outs
 
-    return Handle([work for work, _ in parts], finish)
+    return _started(process_set, text, start, finish, [REFUSED] * (1 if alone else len(tensors)))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every process has called it."""
-    _started(process_set, "barrier", lambda members: dist.barrier(members, async_op=True).wait())
+
+    def start(members: Any) -> list[Any]:
+        return [dist.barrier(members, async_op=True)]
+
+    _started(process_set, "barrier", start, lambda: None, [BARRIER]).wait()
 
 
 def join(device: int = -1) -> int:
-    """Raise Unsupported: operations need all processes."""
-    raise AbsentOperation(
-        "join: processes take equally many steps here: drop the last rows (DistributedSampler with "
-        "drop_last=True), or let the data repeat, or stop all once allreduce(op=Min) says that one has none",
-        "UNSUPPORTED",
-    )
+    """Say that this process has no more data. Block until all have called it, and return the last one.
+
+    Until then, it gives zeros to the all-reduces of the others, also to their minima and products, and means
+    still divide by the number of all; and it takes part in their barriers. Other operations of all processes
+    raise Disagreement at those that call them, and operations of a set wait for its members. Zeros for CUDA
+    tensors are on this `device`, or on the current one. Raises HorovodInternalError if a process is lost.
+    """
+    with internal_errors():
+        return joining().join(device)

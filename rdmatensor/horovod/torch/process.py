@@ -29,6 +29,7 @@ from ..builds import (
     rocm_built,
 )
 from ..reductions import HorovodInternalError
+from .joining import REFUSED, Joining
 from .meeting import Meeting
 
 __all__ = [
@@ -46,7 +47,10 @@ __all__ = [
 
 _group: ProcessGroup | None = None
 _meeting: Meeting | None = None
+_joining: Joining | None = None
 _created = False
+# How often the processes that are left may fail to form a group.
+_TRIES = 5
 _profiler: Any = None
 _profile_path = ""
 
@@ -81,6 +85,13 @@ def everybody() -> ProcessGroup:
     if _group is None:
         raise UsageError("this process has not joined the others: call init() first")
     return _group
+
+
+def joining() -> Joining:
+    """Return what processes tell those that have joined. Raises UsageError before init()."""
+    everybody()
+    assert _joining is not None
+    return _joining
 
 
 _world = sets.World(rank, size)
@@ -131,13 +142,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 def _enter(comm: Any = None) -> None:
     """Take torch's default process group for that of all processes."""
-    global _group
+    global _group, _joining
     found = dist.group.WORLD._get_backend(torch.device("cpu"))
     if not isinstance(found, ProcessGroup):
         found = dist.new_group(backend="rdmatensor")
     _group = found
     try:
         _check(comm)
+        _joining = Joining(found)
         hosts: list[Any] = [None] * found.size()
         dist.all_gather_object(hosts, socket.gethostname(), group=found)
     except BaseException:
@@ -174,9 +186,18 @@ def rejoin() -> None:
     before = rank()
     shutdown()
     with internal_errors():
-        _join(before)
-        _created = True
-        _enter()
+        for left in reversed(range(_TRIES)):
+            try:
+                _join(before)
+                _created = True
+                _enter()
+                return
+            except dist.DistError:  # another one was lost meanwhile
+                shutdown()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                if not left:
+                    raise
 
 
 def _check(comm: Any) -> None:
@@ -193,10 +214,13 @@ def shutdown() -> None:
 
     A process group that the program has made itself stays.
     """
-    global _group, _created
+    global _group, _joining, _created
     groups = [each.members for each in _world.sets.values() if each.members is not None]
     _world.forget()
     group, _group = _group, None
+    if _joining is not None:
+        _joining.close()
+        _joining = None
     if group is None or not dist.is_initialized():
         return
     if _created:
@@ -217,10 +241,13 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     added = sets.made(ProcessSet, process_set)
     group = everybody()
     _world.check(added)
-    _world.added += 1
+    number = _world.added + 1
+    text = f"add_process_set {number}: {added.ranks}"
     with internal_errors():
-        with group.comparing(f"add_process_set {_world.added}: {added.ranks}"):
-            dist.barrier(group, async_op=True).wait()
+        with group.comparing(text):
+            (work,) = joining().run(text, [REFUSED], lambda: [dist.barrier(group, async_op=True)])
+            work.wait()
+        _world.added = number
         ranks = dist.get_process_group_ranks(group)
         members = dist.new_group([ranks[each] for each in added.ranks], backend="rdmatensor")
     _world.add(added, members if added.included() else None)
