@@ -96,6 +96,69 @@ def equal() -> None:
             np.testing.assert_allclose(history[name], values, rtol=1e-4)
 
 
+# Where the batches of all begin, are divided between two processes, and end.
+SPLITS = [(0, 8, 16), (16, 24, 28), (28, 29, 34), (34, 37, 40)]
+TIME = 5
+
+
+def weighed() -> None:
+    """Losses are weighed by what they are means of: N processes train what one does with whole batches."""
+    numbers = np.random.default_rng(8)
+    x = numbers.normal(size=(40, 6)).astype("f")
+    y, weight = numbers.normal(size=(40, 1)).astype("f"), numbers.uniform(0.1, 3, 40).astype("f")
+    lengths = numbers.integers(1, TIME + 1, 40)
+    words = np.where(np.arange(TIME) < lengths[:, None], numbers.integers(1, 9, (40, TIME)), 0)
+    series = numbers.normal(size=(40, TIME, 1)).astype("f")
+    losses = [
+        keras.losses.MeanSquaredError(reduction=each) for each in ("sum", "mean_with_sample_weight")
+    ]
+    own: Any = lambda a, b: keras.ops.mean(keras.ops.square(a - b))  # noqa: E731
+    regularizer = keras.regularizers.L2(0.1)
+    for name, layers, columns, loss in (
+        ("rows", [keras.layers.Dense(1, kernel_regularizer=regularizer)], (x, y), "mse"),
+        ("sum", [keras.layers.Dense(1)], (x, y), losses[0]),
+        ("weights", [keras.layers.Dense(1)], (x, y, weight), losses[1]),
+        ("number", [keras.layers.Dense(1)], (x, y), own),
+        ("mask", [keras.layers.Embedding(9, 4, mask_zero=True), keras.layers.Dense(1)],
+         (words, series), "mse"),
+        ("outputs", [], (x, {"a": y, "b": y}), {"a": losses[0], "b": "mae"}),
+    ):  # fmt: skip
+        results = [_of_splits(layers, columns, loss, apart) for apart in (False, True)]
+        (expected, logs), (found, history) = results
+        everywhere(found)
+        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=name)
+        for key, values in logs.items():
+            np.testing.assert_allclose(history[key], values, rtol=1e-4, err_msg=f"{name}: {key}")
+
+
+def _of_splits(layers: list[Any], columns: Any, loss: Any, apart: bool) -> Any:
+    """The weights and logs after training on batches: those of all, or this process's parts of them."""
+    ends = [each[rt.rank() : rt.rank() + 2] if apart else each[::2] for each in SPLITS]
+
+    def batches() -> Any:
+        while True:
+            for start, end in ends:
+                yield keras.tree.map_structure(lambda each, s=slice(start, end): each[s], columns)
+
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input(columns[0].shape[1:], dtype=columns[0].dtype)
+    if isinstance(loss, dict):
+        outputs: Any = {each: keras.layers.Dense(1, name=each)(inputs) for each in loss}
+    else:
+        outputs = keras.Sequential([type(each).from_config(each.get_config()) for each in layers])(
+            inputs
+        )
+    of, optimizer = keras.Model(inputs, outputs), keras.optimizers.SGD(0.002)
+    of.compile(rt.distribute(optimizer) if apart else optimizer, loss=loss)
+    callbacks = rt.callbacks() if apart else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # nothing is amiss
+        history = of.fit(
+            batches(), steps_per_epoch=len(SPLITS), epochs=2, verbose=0, callbacks=callbacks
+        )
+    return weights(of), history.history
+
+
 def synchronizers() -> None:
     expected, _ = alone(keras.optimizers.SGD(0.05))
     for sync, tolerance in (
@@ -264,7 +327,7 @@ def misuse() -> None:
     fails(rdmatensor.Unsupported, "evaluate", lambda: rt.evaluate)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        uneven = model(rt.distribute("sgd"))
+        uneven = model(rt.distribute("sgd", rt.sync.LocalSGD(1)))
         x, y = data()
         rows = slice(0, 2 * (BATCH - rt.rank()))
         named: dict[str, Any] = {"batch_size": BATCH - rt.rank(), "verbose": 0}

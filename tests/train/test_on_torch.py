@@ -14,7 +14,9 @@ from support import ROOT
 pytest.importorskip("torch", reason="torch is not installed: pip install --group test")
 pytestmark = pytest.mark.timeout(300)
 CASES = Path(__file__).with_name("on_torch_cases.py")
-PROGRAM = "equal synchronizers statistics costs stops stops_between table data_sets misuse lost"
+PROGRAM = (
+    "equal weighed synchronizers statistics costs stops stops_between table data_sets misuse lost"
+)
 
 
 def test_every_case() -> None:

@@ -29,8 +29,8 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
     the mean. With the policy "mixed_float16" the optimizer is wrapped into Keras's LossScaleOptimizer here,
     as compile() would do it, so that all processes skip the same steps.
 
-    On PyTorch, gradients are averaged as they are, as DistributedDataParallel does: give all processes
-    batches of one size.
+    On PyTorch, loops of your own average gradients as they are, as DistributedDataParallel does: give all
+    processes batches of one size there.
 
     Raises UsageError if init() was not called, if it is no Keras 3 optimizer, or if it is distributed
     already; Unsupported on PyTorch for synchronizers that divide the optimizer's state.
@@ -73,8 +73,9 @@ def distribute(optimizer: Any, sync: Synchronizer | None = None) -> Any:
             object.__setattr__(sync, _SERVES, weakref.ref(optimizer))
         if on_tensorflow:
             from .steps import prepare_steps
-
-            prepare_steps()
+        else:
+            from .steps_on_torch import prepare_steps
+        prepare_steps()
         put_in_front(optimizer, run, sync)
     return optimizer
 

@@ -25,6 +25,7 @@ from .callback_list import FirstAndLast, files_of, refuse_common
 from .metrics import Logs
 from .optimizers import distributed, left_out
 from .pauses import Plan
+from .steps_on_torch import weighs
 from .summary import Summary
 
 
@@ -127,6 +128,8 @@ class Together(FirstAndLast):
         equal.broadcast_variables(run, state, 0, "the model at the start")
         Streams(run, model.variables).part()
         self._begin_pauses()
+        if not getattr(model.train_step, "weighs", False):
+            model.make_train_function(force=True)  # made before the optimizer was distributed
 
     def _end_fit(self) -> None:
         self._in_fit = False
@@ -197,7 +200,7 @@ class Together(FirstAndLast):
     def _compare_examples(self) -> None:
         """Warn if the mean counts processes equally that have seen different numbers of examples."""
         loss = getattr(self.model, "_loss_tracker", None)
-        if loss is None or self._warned:
+        if loss is None or self._warned or weighs(self.model):
             return
         mine = np.array([float(loss.count)], np.float64)
         counts = backend().all_gather(self._run, mine, "examples of an epoch")
