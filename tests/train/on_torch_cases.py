@@ -323,6 +323,11 @@ def misuse() -> None:
     fails(usage, "learning rates differ", lambda: fit(model(rates), Differs()))
     differs = rt.distribute(keras.optimizers.SGD(0.1, momentum=0.1 * rt.rank()))
     fails(rdmatensor.RdmaError, "momentum", lambda: fit(model(differs)))
+    first = rt.distribute("sgd")
+    copies = [type(first).from_config(first.get_config()) for _ in range(3)]
+    fails(usage, "from the configuration", lambda: fit(model(copies[0])))
+    fails(usage, "from the configuration", lambda: model(copies[1]).train_on_batch(*data()))
+    fit(model(rt.distribute(copies[2])))
     fails(rdmatensor.Unsupported, "backup", lambda: rt.callbacks(backup="folder"))
     fails(rdmatensor.Unsupported, "evaluate", lambda: rt.evaluate)
     with warnings.catch_warnings(record=True) as said:

@@ -85,6 +85,13 @@ def test_a_forgotten_line(done: list[Any]) -> None:
     _one_model(done, "no callbacks")
 
 
+def test_an_optimizer_made_from_a_configuration(done: list[Any]) -> None:
+    for answer in done:
+        for alone, again in answer["copied"]:
+            assert "call distribute() for it, too" in alone
+            assert again == ""
+
+
 def test_a_frozen_layer_stays_and_does_not_travel(done: list[Any]) -> None:
     for _, same, sent in _one_model(done, "frozen"):
         assert same

@@ -209,6 +209,7 @@ def together(files: str) -> Any:
     found["shared"] = [[], _says(lambda: _adversaries(lambda: shared))]
     found["plain"] = _plain()
     found["no callbacks"] = _without_callbacks()
+    found["copied"] = [_copied(rt.sync.AllReduce()), _copied(rt.sync.Sharded())]
     found["frozen"] = _frozen()
     return found
 
@@ -236,6 +237,17 @@ def _without_callbacks() -> Any:
     rt.broadcast_variables(model.variables)
     model.fit(x, y, batch_size=8, verbose=0)
     return [_flat(model), says]
+
+
+def _copied(sync: Any) -> list[str]:
+    """Optimizers made from the configuration of a distributed one: before distribute(), and after it."""
+    original, says = rt.distribute(_O.Adam(0.05), sync), []
+    for again in (False, True):
+        copied = type(original).from_config(original.get_config())
+        model = _model()
+        model.compile(rt.distribute(copied) if again else copied, loss="mse", run_eagerly=True)
+        says.append(_says(lambda model=model: _fit(model)))
+    return says
 
 
 def _frozen() -> Any:

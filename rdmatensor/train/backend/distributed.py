@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
+from ...errors import UsageError
 from ..run.session import Session
 from ..sync.base import Gradients, Synchronizer
 from . import mixin
@@ -55,6 +56,18 @@ class OptimizerHooks:
         """End a fit."""
 
 
+class _OfProcesses:
+    """The group of an optimizer that none was given: one that was made from another one's configuration."""
+
+    def __get__(self, optimizer: Any, owner: type) -> Any:
+        if optimizer is None:
+            return self
+        raise UsageError(
+            f"{optimizer.name} was made from the configuration of a distributed optimizer, which says "
+            "nothing of other processes: call distribute() for it, too"
+        )
+
+
 class Communicating:
     """The base of what each framework puts in front of the class of an optimizer.
 
@@ -62,7 +75,7 @@ class Communicating:
     """
 
     name: str
-    _rdmatensor_run: Session
+    _rdmatensor_run: Session = _OfProcesses()  # type: ignore[assignment]
     _rdmatensor_sync: Synchronizer
     _rdmatensor_described: str
     _rdmatensor_agreed: set[Any]
@@ -127,6 +140,8 @@ def put_in_front(optimizer: Any, run: Session, sync: Synchronizer) -> None:
     Raises Unsupported for synchronizers that the framework has no class for.
     """
     home = import_module(f"{__package__}.{framework()}.optimizer")
+    if isinstance(optimizer, Communicating):  # made from the configuration of another one
+        mixin.remove(optimizer)
     front, attributes = home.front_of(optimizer, run, sync)
     mixin.add(
         optimizer,

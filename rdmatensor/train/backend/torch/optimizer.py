@@ -21,7 +21,7 @@ from .vector import Vector
 class Distributed(Communicating):
     """The class that `distribute` puts in front of that of an optimizer."""
 
-    _rdmatensor_exchange: Exchange | None
+    _rdmatensor_exchange: Exchange | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
