@@ -142,6 +142,21 @@ def made(kind: type[_Set], given: _Set | Iterable[int]) -> _Set:
     return given if isinstance(given, kind) else kind(given)  # type: ignore[arg-type]
 
 
+def add_all(
+    given: Iterable[Any] | str | None, add: Callable[[Any], Any], remove: Callable[[Any], Any]
+) -> None:
+    """Add the sets that init() gets, which may be a word instead. Add none if one cannot be added."""
+    added: list[Any] = []
+    try:
+        for each in given or () if not isinstance(given, str) else ():
+            one = add(each)
+            added.append(one)
+    except BaseException:
+        for each in added:
+            remove(each)
+        raise
+
+
 def members_of(process_set: ProcessSet) -> Any:
     """Return what runs the operations of a set that was added.
 

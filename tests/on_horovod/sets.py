@@ -33,4 +33,16 @@ for _ in range(3):
     hvd.shutdown()
     hvd.init()
 same(hvd.allreduce(x), [2])
+# A set that is there twice is an error, and none of them is there then.
+for _ in range(2):
+    try:
+        hvd.init(process_sets=[hvd.ProcessSet([0, 1]), hvd.ProcessSet([0, 1])])
+    except ValueError as error:
+        assert "already" in str(error), error
+    else:
+        raise AssertionError("no error")
+pair = hvd.ProcessSet([0, 1])
+hvd.init(process_sets=[pair])
+if pair.included():
+    same(hvd.allreduce(x, op=hvd.Sum, process_set=pair), [3])
 print(json.dumps("OK"), flush=True)

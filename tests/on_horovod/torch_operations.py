@@ -191,7 +191,13 @@ assert "rdmatensor:all_reduce" in str(trace)
 hvd.shutdown()
 assert not hvd.is_initialized()
 raises(ValueError, hvd.rank, "init()")
-hvd.init()
+# A set that is there twice is an error, and none of them is there then.
+for _ in range(2):
+    twice = [hvd.ProcessSet([0]), hvd.ProcessSet([1]), hvd.ProcessSet([0])]
+    raises(ValueError, lambda sets=twice: hvd.init(process_sets=sets), "already")
+alone = [hvd.ProcessSet([0]), hvd.ProcessSet([1])]
+hvd.init(process_sets=alone)
+same(hvd.allreduce(x, process_set=alone[r]), x.numpy())
 same(hvd.allreduce(x), 1.5 * one)
 hvd.shutdown()
 # A process group that the program has made is used, and stays.

@@ -121,8 +121,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if not _world.hosts:
             host = socket.gethostname()
             _world.hosts[:] = [host] if run.group is None else gather_texts(run, host)
-        for each in process_sets or () if not isinstance(process_sets, str) else ():
-            add_process_set(each)
+        sets.add_all(process_sets, add_process_set, remove_process_set)
 
 
 def shutdown() -> None:

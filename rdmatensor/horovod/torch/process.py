@@ -120,7 +120,7 @@ global_process_set: ProcessSet = _Global()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the other processes. It blocks until all have called it; when called again, it does nothing.
+    """Join the other processes. It blocks until all have called it; when called again, it only adds sets.
 
     It calls torch.distributed.init_process_group("rdmatensor"), with the rank that a launcher's variables
     tell; a program without a launcher is alone. If the program has called init_process_group before, its
@@ -128,21 +128,18 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     given as a list. Raises Unsupported for a `comm` that is not all processes, UsageError if a launcher's
     variables are incomplete, and HorovodInternalError if a process does not come.
     """
-    global _created
-    if is_initialized():
-        return
     with internal_errors():
-        if not dist.is_initialized():
-            _join()
-            _created = True
-        _enter(comm)
-        for each in process_sets or () if not isinstance(process_sets, str) else ():
-            add_process_set(each)
+        if not is_initialized():
+            _enter(comm)
+        sets.add_all(process_sets, add_process_set, remove_process_set)
 
 
-def _enter(comm: Any = None) -> None:
-    """Take torch's default process group for that of all processes."""
-    global _group, _joining
+def _enter(comm: Any = None, before: int | None = None) -> None:
+    """Find the process group of all processes, or make it, and learn their hosts. See _join for `before`."""
+    global _group, _joining, _created
+    if not dist.is_initialized():
+        _join(before)
+        _created = True
     found = dist.group.WORLD._get_backend(torch.device("cpu"))
     if not isinstance(found, ProcessGroup):
         found = dist.new_group(backend="rdmatensor")
@@ -177,7 +174,6 @@ def rejoin() -> None:
     The process sets are forgotten. Raises UsageError if the program has called init_process_group itself, and
     HorovodInternalError if others do not come.
     """
-    global _created
     if not _created:
         raise UsageError(
             "the program has called init_process_group, so it has to form the process group anew itself: "
@@ -188,9 +184,7 @@ def rejoin() -> None:
     with internal_errors():
         for left in reversed(range(_TRIES)):
             try:
-                _join(before)
-                _created = True
-                _enter()
+                _enter(before=before)
                 return
             except dist.DistError:  # another one was lost meanwhile
                 shutdown()
