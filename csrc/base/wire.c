@@ -143,3 +143,11 @@ rdt_status rdt_wire_close(const rdt_wire *wire) {
                     wire->type);
   return RDT_OK;
 }
+
+rdt_status rdt_wire_get_refusal(rdt_wire *wire, const char *who) {
+  char text[512];
+  rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
+  rdt_wire_get_text(wire, text, sizeof(text));
+  if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
+  return rdt_fail(rdt_status_refused(status), "%s refused: %s", who, text);
+}

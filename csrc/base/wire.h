@@ -68,6 +68,9 @@ size_t rdt_wire_get_bytes(rdt_wire *wire, void *bytes, size_t capacity);
 /* Reads and terminates a text. A text of `size` or more bytes sets `bad`, and so do control
  * characters, with which a peer could write lines of its own into our log. */
 void rdt_wire_get_text(rdt_wire *wire, char *text, size_t size);
+/* Reads a peer's refusal, which is a status and a text, to the end of the message. Fails with that status, and with the
+ * message "<who> refused: <text>". */
+rdt_status rdt_wire_get_refusal(rdt_wire *wire, const char *who);
 /* Returns RDT_ERR_PROTOCOL if any read was bad or bytes are left over. */
 rdt_status rdt_wire_close(const rdt_wire *wire);
 

@@ -39,20 +39,12 @@ typedef struct attempts {
   int pause_ms;
 } attempts;
 
-/* Records a peer's refusal in its own words. */
-static rdt_status read_refusal(rdt_wire *wire, const char *address) {
-  char text[512];
-  rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
-  rdt_wire_get_text(wire, text, sizeof(text));
-  if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
-  return rdt_fail(rdt_status_refused(status), "%s refused: %s", address, text);
-}
-
 /* Receives the answer to our message. A refusal is an error. */
 static rdt_status receive_answer(rdt_greeting *greeting, const char *address, rdt_wire *wire,
                                  rdt_fds *fds, rdt_deadline deadline) {
   rdt_status status = rdt_net_receive(greeting->socket, wire, fds, deadline);
-  if (status == RDT_OK && wire->type == RDT_MESSAGE_REFUSAL) status = read_refusal(wire, address);
+  if (status == RDT_OK && wire->type == RDT_MESSAGE_REFUSAL)
+    status = rdt_wire_get_refusal(wire, address);
   return status;
 }
 

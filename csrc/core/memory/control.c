@@ -161,13 +161,7 @@ static void await(rdt_channel *channel, rdt_call *call, rdt_deadline deadline) {
 static rdt_status read_answer(rdt_channel *channel, rdt_call *call, rdt_region_info *info,
                               rdt_region_atomics *atomics, rdt_bundle *bundle) {
   rdt_wire *wire = &call->answer;
-  if (wire->type == RDT_MESSAGE_REFUSAL) {
-    char text[512];
-    rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
-    rdt_wire_get_text(wire, text, sizeof(text));
-    if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
-    return rdt_fail(rdt_status_refused(status), "%s refused: %s", channel->peer_name, text);
-  }
+  if (wire->type == RDT_MESSAGE_REFUSAL) return rdt_wire_get_refusal(wire, channel->peer_name);
   info->address = NULL;
   info->key = rdt_wire_get_u64(wire);
   info->size = rdt_wire_get_u64(wire);

@@ -283,11 +283,9 @@ static rdt_status meet_as_root(rdt_group *group, rdt_group_member *members, rdt_
 }
 
 static rdt_status read_refusal(const rdt_group *group, rdt_wire *wire) {
-  char text[512];
-  rdt_status status = (rdt_status)(int32_t)rdt_wire_get_u32(wire);
-  rdt_wire_get_text(wire, text, sizeof(text));
-  if (rdt_wire_close(wire) != RDT_OK) return RDT_ERR_PROTOCOL;
-  return rdt_fail(rdt_status_refused(status), "group %s: rank 0 refused: %s", group->name, text);
+  char who[RDT_GROUP_NAME_SIZE + 16];
+  snprintf(who, sizeof(who), "group %s: rank 0", group->name);
+  return rdt_wire_get_refusal(wire, who);
 }
 
 /* Receives the whole table, or the reason why there will be none. */
