@@ -137,9 +137,8 @@ rdt_status rdt_group_operation_check(const rdt_group *group, const rdt_collectiv
 bool rdt_group_call_reduces(rdt_collective_kind kind);
 bool rdt_group_call_is_pair(rdt_collective_kind kind);
 bool rdt_group_call_has_root(rdt_collective_kind kind);
-/* Return the elements that this member reads and writes. */
+/* Returns the elements that this member reads. */
 uint64_t rdt_group_call_input(const rdt_group *group, const rdt_collective *call);
-uint64_t rdt_group_call_output(const rdt_group *group, const rdt_collective *call);
 /* Returns true if the input is already in its place in the output. */
 bool rdt_group_call_in_place(const rdt_group *group, const rdt_collective *call, size_t element);
 /* Returns the sum, or UINT64_MAX if it is not below that. */

@@ -13,6 +13,16 @@ static uint32_t peer_before(const rdt_schedule_builder *b, uint32_t k) {
   return (b->request->rank + b->request->size - k) % b->request->size;
 }
 
+/* Sends each other member its part of the input: the current piece. */
+static void send_parts(rdt_schedule_builder *b, rdt_schedule_range range) {
+  const rdt_schedule_request *q = b->request;
+  for (uint32_t k = 1; k < q->size; k++) {
+    const uint32_t peer = peer_after(b, k);
+    const rdt_schedule_range its = rdt_schedule_share(q->offsets, q->count / q->size, peer, range);
+    rdt_schedule_send(b, peer, rdt_schedule_input(its.at), its.count);
+  }
+}
+
 /* Everybody adds up everything in rank order, so that all get the same bits. */
 void rdt_schedule_flat_all_reduce(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
@@ -57,18 +67,12 @@ void rdt_schedule_flat_broadcast(rdt_schedule_builder *b, rdt_schedule_range ran
 /* Each member adds up its part of everybody's input. */
 void rdt_schedule_flat_reduce_scatter(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const uint64_t part = q->count / q->size;
-  const rdt_schedule_range mine = rdt_schedule_share(q->offsets, part, q->rank, range);
+  const rdt_schedule_range mine =
+      rdt_schedule_share(q->offsets, q->count / q->size, q->rank, range);
   const uint64_t at = q->offsets ? 0 : range.at, count = mine.count;
   const rdt_group_place in = rdt_schedule_input(mine.at), out = rdt_schedule_output(at);
   const rdt_group_place sum = q->input_is_output ? rdt_schedule_scratch(at) : out;
-  RDT_SCHEDULE_PIECES(b, range.count) {
-    for (uint32_t k = 1; k < q->size; k++) {
-      const uint32_t peer = peer_after(b, k);
-      const rdt_schedule_range its = rdt_schedule_share(q->offsets, part, peer, range);
-      rdt_schedule_send(b, peer, rdt_schedule_input(its.at), its.count);
-    }
-  }
+  RDT_SCHEDULE_PIECES(b, range.count) send_parts(b, range);
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++)
       rdt_schedule_reduce(b, peer_before(b, k), k == 1 ? in : sum, sum, count, k + 1 == q->size);
@@ -116,19 +120,15 @@ void rdt_schedule_flat_gather(rdt_schedule_builder *b, rdt_schedule_range range)
 
 void rdt_schedule_flat_scatter(rdt_schedule_builder *b, rdt_schedule_range range) {
   const rdt_schedule_request *q = b->request;
-  const uint64_t part = q->count / q->size;
-  const rdt_schedule_range mine = rdt_schedule_share(q->offsets, part, q->rank, range);
+  const rdt_schedule_range mine =
+      rdt_schedule_share(q->offsets, q->count / q->size, q->rank, range);
   const rdt_group_place out = rdt_schedule_output(q->offsets ? 0 : range.at);
   RDT_SCHEDULE_PIECES(b, range.count) {
     if (q->rank != q->root) {
       rdt_schedule_receive(b, q->root, out, mine.count);
       continue;
     }
-    for (uint32_t k = 1; k < q->size; k++) {
-      const uint32_t peer = peer_after(b, k);
-      const rdt_schedule_range its = rdt_schedule_share(q->offsets, part, peer, range);
-      rdt_schedule_send(b, peer, rdt_schedule_input(its.at), its.count);
-    }
+    send_parts(b, range);
     if (!q->input_is_output) rdt_schedule_copy(b, rdt_schedule_input(mine.at), out, mine.count);
   }
 }
@@ -154,13 +154,7 @@ void rdt_schedule_flat_all_to_all(rdt_schedule_builder *b, rdt_schedule_range ra
   const rdt_schedule_request *q = b->request;
   const uint64_t part = q->count / q->size;
   const bool in_place = q->input_is_output && !q->offsets;
-  RDT_SCHEDULE_PIECES(b, range.count) {
-    for (uint32_t k = 1; k < q->size; k++) {
-      const uint32_t peer = peer_after(b, k);
-      const rdt_schedule_range its = rdt_schedule_share(q->offsets, part, peer, range);
-      rdt_schedule_send(b, peer, rdt_schedule_input(its.at), its.count);
-    }
-  }
+  RDT_SCHEDULE_PIECES(b, range.count) send_parts(b, range);
   RDT_SCHEDULE_PIECES(b, range.count) {
     for (uint32_t k = 1; k < q->size; k++) {
       const uint32_t peer = peer_before(b, k);
