@@ -112,10 +112,7 @@ def _run(source: str | None, targets: tuple[str, ...], options: dict[str, Any]) 
     from .live import live
     from .report import text
 
-    try:
-        network = _network(options)
-    except ValueError as error:
-        raise AnalysisError(str(error)) from None
+    network = _network(options)
     found = live(*targets) if targets else None
     expected = _analyze(source, options) if source else None
     shown = expected or found
@@ -145,10 +142,7 @@ def _run_parallel(source: str | None, options: dict[str, Any]) -> None:
         raise AnalysisError("--parallel needs SOURCE")
     if options["json_file"]:
         raise AnalysisError("--parallel writes no JSON: use --html")
-    try:
-        network = _network(options)
-    except ValueError as error:
-        raise AnalysisError(str(error)) from None
+    network = _network(options)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     found = study(
         source
@@ -170,13 +164,16 @@ def _run_parallel(source: str | None, options: dict[str, Any]) -> None:
 def _network(options: dict[str, Any]) -> Network:
     network = TYPICAL[options["transport"]]
     if options["gbps"] and options["bandwidth"]:
-        raise ValueError("--gbps and --bandwidth say the same: give one of them")
+        raise AnalysisError("--gbps and --bandwidth say the same: give one of them")
     if options["gbps"]:
         network = replace(network, bandwidth=options["gbps"] * 1e9 / 8)
-    if options["bandwidth"]:
-        network = replace(network, bandwidth=units.bandwidth(options["bandwidth"]))
-    if options["latency"]:
-        network = replace(network, latency=units.latency(options["latency"]))
+    try:
+        if options["bandwidth"]:
+            network = replace(network, bandwidth=units.bandwidth(options["bandwidth"]))
+        if options["latency"]:
+            network = replace(network, latency=units.latency(options["latency"]))
+    except ValueError as error:
+        raise AnalysisError(str(error)) from None
     return network
 
 

@@ -35,7 +35,7 @@ def plan(
     limits = _budgets(transfers.tasks, budgets)
     made = core.make(rows, len(transfers.tasks), replace(options, budgets=limits))
     index = {(link.source, link.destination): n for n, link in enumerate(made.links)}
-    fusions = core.fuse(_between_devices(transfers, items, rows), options)
+    fusions = core.fuse(_between_devices(items, rows), options)
     edges = [_added(transfers, item) for item in transfers.items if item.added]
     for item, row, place, fusion in zip(items, rows, made.places, fusions, strict=True):
         ring = None
@@ -87,9 +87,7 @@ def _rows(transfers: Transfers, items: list[Transfer]) -> list[core.Edge]:
     ]
 
 
-def _between_devices(
-    transfers: Transfers, items: list[Transfer], rows: list[core.Edge]
-) -> list[core.Edge]:
+def _between_devices(items: list[Transfer], rows: list[core.Edge]) -> list[core.Edge]:
     """Return the rows with devices instead of tasks, because each device has operations of its own."""
     ends = [((item.source, item.devices[0]), (item.destination, item.devices[1])) for item in items]
     numbers = {device: n for n, device in enumerate(sorted({end for pair in ends for end in pair}))}
