@@ -99,14 +99,9 @@ def _text(pointer: object) -> str:
     return bytes(ffi.string(pointer)).decode("utf-8", "replace")
 
 
-def status_name(status: int) -> str:
-    """Return the name of a status code, or "UNKNOWN" if the table lacks it."""
-    return _text(lib.rdt_status_name(status))
-
-
 def error_from(status: int) -> RdmaError:
     """Return the exception for a status that the calling thread's last C call returned."""
-    name = status_name(status)
+    name = _text(lib.rdt_status_name(status))
     message = _text(lib.rdt_last_error()) or _text(lib.rdt_status_text(status))
     return _CLASSES.get(name, RdmaError)(message, name)
 
